@@ -1,0 +1,3 @@
+"""pipebench: a lab bench for pipeline-parallel training."""
+
+__version__ = "0.1.0"

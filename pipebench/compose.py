@@ -1,0 +1,136 @@
+"""Turn a command line into points: Hydra composes, and does nothing else.
+
+Hydra's own job runner would make folders, swallow errors and decide the exit code, so points are composed
+through its compose API; only what Hydra answers by itself (--help, --cfg, --info) goes to its main.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipebench.config import DATA, MODELS, RunConfig, closest, known_keys
+from pipebench.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parent
+_ROOT = _PACKAGE.parent if (_PACKAGE.parent / "conf").is_dir() else _PACKAGE
+CONF_DIR = _ROOT / "conf"
+EXPERIMENTS_DIR = _ROOT / "experiments"
+CONFIG_NAME = "config"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The points in the order asked for, the keys that vary, and the experiment's name ("" for none)."""
+
+    points: tuple[RunConfig, ...]
+    swept: tuple[str, ...]
+    experiment: str
+
+
+def compose_grid(argv: Sequence[str]) -> Grid | None:
+    """Return the points that `argv` asks for, or None when Hydra answered it (--help, --cfg, --info).
+
+    The first swept key varies slowest. Raise ConfigError, one line, for whatever cannot be composed.
+    """
+    _register()
+    arguments = get_args_parser().parse_args(argv)
+    if arguments.help or arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion:
+        hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG_NAME)(lambda config: None)()
+        return None
+    overrides = list(arguments.overrides)
+    if arguments.config_dir:
+        overrides.append(f"hydra.searchpath=[{Path(arguments.config_dir).resolve().as_uri()}]")
+    with (
+        _one_line_errors(overrides),
+        hydra.initialize_config_dir(str(CONF_DIR), job_name="pipebench", version_base="1.3"),
+    ):
+        return _expand(overrides, arguments.multirun)
+
+
+def _expand(overrides: list[str], multirun: bool) -> Grid:
+    parsed = [_parsed(text) for text in overrides]
+    for override in parsed:
+        _check_override(override, multirun)
+    single = [text for text, o in zip(overrides, parsed, strict=True) if not o.is_sweep_override()]
+    settings = hydra.compose(CONFIG_NAME, overrides=single, return_hydra_config=True).hydra
+    experiment = settings.runtime.choices.experiment or ""
+    params = settings.sweeper.params or {}
+    if params and not multirun:
+        raise ConfigError(f"experiment={experiment}: sweeps {', '.join(params)}: expected -m on the command line")
+    axes = [_parsed(f"{key}={value}") for key, value in params.items()] + parsed
+    [jobs] = BasicSweeper.split_arguments(axes, max_batch_size=None)
+    points = tuple(cast(RunConfig, OmegaConf.to_object(hydra.compose(CONFIG_NAME, overrides=job))) for job in jobs)
+    swept = tuple(dict.fromkeys(o.get_key_element() for o in axes if o.is_sweep_override()))
+    return Grid(points, swept, experiment)
+
+
+def _parsed(text: str) -> Override:
+    [override] = OverridesParser.create().parse_overrides([text])
+    return override
+
+
+def _register() -> None:
+    store = ConfigStore.instance()
+    store.store(name="run_schema", node=RunConfig)
+    for kind, schema in MODELS.items():
+        store.store(group="model", name=f"{kind}_schema", node=schema)
+    for kind, schema in DATA.items():
+        store.store(group="data", name=f"{kind}_schema", node=schema)
+    for path in sorted(EXPERIMENTS_DIR.glob("*.yaml")):
+        store.store(group="experiment", name=path.stem, node=OmegaConf.load(path), package="_global_")
+
+
+def _check_override(override: Override, multirun: bool) -> None:
+    """Refuse keys that the schema lacks: Hydra would append `+microo=4` without a word."""
+    text, key = str(override.input_line), override.key_or_group
+    if key.startswith("hydra.") or key.startswith("hydra/"):
+        return
+    known = [*known_keys(), "experiment"]
+    if key not in known:
+        raise ConfigError(f"{text}: unknown key {key!r}{closest(key, known)}; --help lists the keys")
+    if override.is_delete():
+        raise ConfigError(f"{text}: expected KEY=VALUE; a key cannot be taken away")
+    if override.is_sweep_override() and not override.is_discrete_sweep():
+        raise ConfigError(f"{text}: expected values such as {key}=1,2,4 or {key}=range(1,5)")
+    if override.is_sweep_override() and not multirun:
+        raise ConfigError(f"{text}: several values: expected one, or -m on the command line")
+
+
+@contextlib.contextmanager
+def _one_line_errors(overrides: Sequence[str]) -> Iterator[None]:
+    """Say in one line what Hydra and OmegaConf spread over many."""
+    try:
+        yield
+    except OverrideParseException as error:
+        raise ConfigError(f"{error.override}: cannot be read: expected KEY=VALUE") from error
+    except MissingConfigException as error:
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        options = [option for option in error.options or () if not option.endswith("_schema")]
+        raise ConfigError(
+            f"{group or 'config'}={name}: expected one of {', '.join(options)}{closest(name, options)}"
+        ) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+        raise ConfigError(f"{_where(cause, overrides)}{_first_line(cause)}") from error
+
+
+def _where(error: BaseException, overrides: Sequence[str]) -> str:
+    key: Any = getattr(error, "full_key", None)
+    written = [text for text in overrides if key and text.lstrip("+").startswith(f"{key}=")]
+    return f"{written[-1]}: " if written else f"{key}: " if key else ""
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,292 @@
+"""What a point is: the typed schema that Hydra merges into, and the checks that run before any process starts.
+
+Values live in conf/, types and rules here. Nothing in this file imports torch: the command line must answer
+`--help` and refuse a bad grid at once.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from pipebench.errors import ConfigError
+from pipebench.machine import Machine
+from pipebench.schedule.builders import SCHEDULES, Recompute
+
+ENGINES = ("pipebench", "torch")
+PARTITIONS = ("time", "parameters", "uniform")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+PRECISIONS = ("fp32", "bf16")
+DEVICES = ("auto", "cpu", "cuda")
+GATES = ("on", "off")
+WANDB_MODES = ("offline", "online", "disabled")
+TASKS = ("regression", "classification")
+
+
+@dataclass
+class TransformerConfig:
+    kind: str = "transformer"
+    name: str = MISSING
+    layers: int = MISSING
+    width: int = MISSING
+    heads: int = MISSING
+    feed_forward: int = MISSING
+    vocabulary: int = MISSING
+    sequence: int = MISSING
+    dropout: float = MISSING
+
+    @property
+    def num_layers(self) -> int:
+        """Embedding, two halves a block, head."""
+        return 2 * self.layers + 2
+
+
+@dataclass
+class MlpConfig:
+    kind: str = "mlp"
+    name: str = MISSING
+    layers: int = MISSING
+    width: int = MISSING
+    inputs: int = MISSING
+    outputs: int = MISSING
+    task: str = MISSING
+    dropout: float = MISSING
+
+    @property
+    def num_layers(self) -> int:
+        """Input projection, residual layers, output projection."""
+        return self.layers + 2
+
+
+@dataclass
+class SyntheticConfig:
+    kind: str = "synthetic"
+    name: str = MISSING
+    layers: int = MISSING
+    width: int = MISSING
+    forward_s: float = MISSING
+    backward_s: float = MISSING
+    imbalance: float = MISSING
+
+    @property
+    def num_layers(self) -> int:
+        return self.layers
+
+
+ModelConfig = TransformerConfig | MlpConfig | SyntheticConfig
+MODELS = {"transformer": TransformerConfig, "mlp": MlpConfig, "synthetic": SyntheticConfig}
+
+
+@dataclass
+class TextConfig:
+    kind: str = "text"
+    name: str = MISSING
+    path: str | None = None
+    max_bytes: int = MISSING
+
+
+@dataclass
+class TeacherConfig:
+    kind: str = "teacher"
+    name: str = MISSING
+
+
+DataConfig = TextConfig | TeacherConfig
+DATA = {"text": TextConfig, "teacher": TeacherConfig}
+DATA_OF_MODEL = {"transformer": "text", "mlp": "teacher", "synthetic": "teacher"}
+
+
+@dataclass
+class OptimizerConfig:
+    name: str = MISSING
+    lr: float = MISSING
+
+
+@dataclass
+class WandbConfig:
+    mode: str = MISSING
+    project: str = MISSING
+    entity: str | None = None
+
+
+@dataclass
+class RunConfig:
+    """One point of a sweep. conf/config.yaml says what each key means."""
+
+    stages: int = MISSING
+    micro: int = MISSING
+    replicas: int = MISSING
+    schedule: str = MISSING
+    recompute: str = MISSING
+    partition: Any = MISSING
+    engine: str = MISSING
+    batch: int = MISSING
+    model: Any = MISSING
+    data: Any = MISSING
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    precision: str = MISSING
+    device: str = MISSING
+    threads: Any = MISSING
+    warmup: int = MISSING
+    steps: int = MISSING
+    repeats: int = MISSING
+    seed: int = MISSING
+    gate: str = MISSING
+    results_dir: str = MISSING
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+
+NOT_PART_OF_THE_POINT = ("results_dir", "wandb", "repeats")
+"""Keys that say where results go or how often to measure, not what is measured."""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'gpipe'?)`, or nothing when no known word is close."""
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def resolve(config: RunConfig, machine: Machine) -> RunConfig:
+    """Check one point and replace every `auto` by what it stands for on this machine.
+
+    Raise ConfigError, one line with key, value and what is allowed.
+    """
+    _check_names(config)
+    _check_numbers(config)
+    _check_model(config.model)
+    _check_fit(config)
+    device = _resolve_device(config.device, machine)
+    threads = _resolve_threads(config, machine)
+    return dataclasses.replace(config, device=device, threads=threads)
+
+
+def key_of(config: RunConfig) -> str:
+    """Return the name of a resolved point: a hash of everything that says what is measured."""
+    point = dataclasses.asdict(config)
+    for name in NOT_PART_OF_THE_POINT:
+        del point[name]
+    return hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def value_at(config: RunConfig, path: str) -> Any:
+    """Return the value at a dotted key such as `optimizer.lr`; a group stands for its name."""
+    value: Any = config
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value.name if dataclasses.is_dataclass(value) and hasattr(value, "name") else value
+
+
+def known_keys(schema: type = RunConfig, prefix: str = "") -> list[str]:
+    """Return every key a user may write, dotted."""
+    keys = []
+    for entry in dataclasses.fields(schema):
+        path = prefix + entry.name
+        keys.append(path)
+        nested = {"model": list(MODELS.values()), "data": list(DATA.values())}.get(path, [])
+        if isinstance(entry.type, type) and dataclasses.is_dataclass(entry.type):
+            nested = [entry.type]
+        for node in nested:
+            keys.extend(known_keys(node, path + "."))
+    return list(dict.fromkeys(keys))
+
+
+def _fail(key: str, value: object, expected: str) -> None:
+    raise ConfigError(f"{key}={value}: expected {expected}")
+
+
+def _check_name(key: str, value: str, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        _fail(key, value, f"one of {', '.join(allowed)}{closest(str(value), allowed)}")
+
+
+def _check_names(config: RunConfig) -> None:
+    _check_name("schedule", config.schedule, SCHEDULES)
+    _check_name("recompute", config.recompute, [choice.value for choice in Recompute])
+    _check_name("engine", config.engine, ENGINES)
+    _check_name("optimizer.name", config.optimizer.name, OPTIMIZERS)
+    _check_name("precision", config.precision, PRECISIONS)
+    _check_name("device", config.device, DEVICES)
+    _check_name("gate", config.gate, GATES)
+    _check_name("wandb.mode", config.wandb.mode, WANDB_MODES)
+    _check_name("model.kind", config.model.kind, MODELS)
+    if DATA_OF_MODEL[config.model.kind] != config.data.kind:
+        _fail("data", config.data.name, f"{DATA_OF_MODEL[config.model.kind]} for model={config.model.name}")
+
+
+def _check_numbers(config: RunConfig) -> None:
+    for key in ("stages", "micro", "replicas", "batch", "warmup", "steps", "repeats"):
+        if getattr(config, key) < 1:
+            _fail(key, getattr(config, key), "a whole number of at least 1")
+    if config.replicas != 1:
+        _fail("replicas", config.replicas, "1 (data parallelism beside the pipeline is not built yet)")
+    if not config.optimizer.lr > 0:
+        _fail("optimizer.lr", config.optimizer.lr, "a number above 0")
+    if not 0 <= config.seed < 2**31:
+        _fail("seed", config.seed, "a whole number from 0 to 2147483647")
+    if config.data.kind == "text" and config.data.max_bytes < 1:
+        _fail("data.max_bytes", config.data.max_bytes, "a whole number of at least 1")
+
+
+def _check_model(model: ModelConfig) -> None:
+    for entry in dataclasses.fields(model):
+        value = getattr(model, entry.name)
+        if entry.type is int and value < 1:
+            _fail(f"model.{entry.name}", value, "a whole number of at least 1")
+    match model:
+        case TransformerConfig():
+            if model.width % model.heads:
+                _fail("model.heads", model.heads, f"a divisor of model.width={model.width}")
+            if model.vocabulary < 256:
+                _fail("model.vocabulary", model.vocabulary, "at least 256, since the data are bytes")
+        case MlpConfig():
+            _check_name("model.task", model.task, TASKS)
+        case SyntheticConfig():
+            for key, seconds in (("forward_s", model.forward_s), ("backward_s", model.backward_s)):
+                if not 0 <= seconds < 60:
+                    _fail(f"model.{key}", seconds, "seconds from 0 to 60")
+            if not model.imbalance >= 0:
+                _fail("model.imbalance", model.imbalance, "a number of at least 0")
+    if not 0 <= getattr(model, "dropout", 0.0) < 1:
+        _fail("model.dropout", getattr(model, "dropout", 0.0), "a number from 0 to below 1")
+
+
+def _check_fit(config: RunConfig) -> None:
+    num_layers = config.model.num_layers
+    if config.stages > num_layers:
+        _fail("stages", config.stages, f"at most {num_layers}, the layers of model={config.model.name}")
+    if config.micro > config.batch:
+        _fail("micro", config.micro, f"at most {config.batch}, the samples of a mini-batch (batch)")
+    if isinstance(config.partition, str):
+        _check_name("partition", config.partition, [*PARTITIONS, "a list of layer counts such as [5,5]"])
+        return
+    counts = config.partition
+    if not isinstance(counts, list) or not all(type(count) is int and count >= 1 for count in counts):
+        _fail("partition", counts, f"one of {', '.join(PARTITIONS)}, or a list of layer counts of at least 1")
+    if len(counts) != config.stages or sum(counts) != num_layers:
+        _fail(
+            "partition",
+            counts,
+            f"{config.stages} counts (stages) that add up to {num_layers}, "
+            f"the layers of model={config.model.name}",
+        )
+
+
+def _resolve_device(device: str, machine: Machine) -> str:
+    if device == "cuda" and machine.num_gpus == 0:
+        _fail("device", device, "auto or cpu, since this machine shows no CUDA GPU to PyTorch")
+    if device == "auto":
+        return "cuda" if machine.num_gpus else "cpu"
+    return device
+
+
+def _resolve_threads(config: RunConfig, machine: Machine) -> int:
+    if config.threads == "auto":
+        return max(1, machine.num_cores // config.stages)
+    if type(config.threads) is not int or config.threads < 1:
+        _fail("threads", config.threads, "auto or a whole number of at least 1")
+    return int(config.threads)

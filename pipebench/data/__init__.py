@@ -1,0 +1,17 @@
+"""Mini-batches that depend on the seed and the step alone: the same for any K, M and schedule."""
+
+from collections.abc import Callable
+
+from pipebench.config import RunConfig, TextConfig
+from pipebench.data.batch import MiniBatch
+from pipebench.data.teacher import teacher_batches
+from pipebench.data.text import text_batches
+
+
+def batches(config: RunConfig) -> Callable[[int], MiniBatch]:
+    """Return the function from a step's number to its mini-batch, on the CPU."""
+    match config.data:
+        case TextConfig():
+            return text_batches(config.data, config.model, config.batch, config.seed)
+        case _:
+            return teacher_batches(config.model, config.batch, config.seed)

@@ -1,0 +1,1 @@
+"""The built-in pipeline engine. It knows layers, losses and schedules, and no particular model."""

@@ -1,0 +1,265 @@
+"""Run one rank's row of a schedule on real tensors.
+
+What an action waits for comes from `Schedule.dependencies` alone; before the first step it is compiled into
+a plan, so that nothing is looked up between receiving a tensor and computing on it. The executor knows
+neither models nor processes: stages compute, a transport carries.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.engine.stopwatch import Stopwatch
+from pipebench.engine.transport import Transport
+from pipebench.errors import StageError
+from pipebench.schedule.action import Action, Op, Schedule, Transfer
+from pipebench.trace import Span
+
+RECEIVES_AHEAD = 2
+"""Receives posted per source beyond the one needed next: enough that a sender never waits for a receiver that
+is merely busy, few enough that the waiting buffers stay small beside the activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """An action with everything about it that the schedule fixes.
+
+    `tag` numbers a transfer alike on both its ranks; None where the tensor stays on this rank. `settled` are
+    tags this rank has sent that are known to have arrived once the tensor of `receive_tag` has.
+    """
+
+    action: Action
+    source: Action | None
+    recomputed: bool
+    receive_tag: int | None
+    settled: tuple[int, ...]
+    send: Transfer | None
+    send_tag: int | None
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """What a stage holds of one micro-batch between its forward and its backward."""
+
+    input: Tensor
+    root: Tensor | GradientEdge | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """One step on one rank: spans on the host's clock, and the mini-batch's loss on the last stage's rank."""
+
+    spans: tuple[Span, ...]
+    loss: float | None
+
+
+class Executor:
+    """One rank of a pipeline.
+
+    `stages` and `optimizers` hold this rank's stages by number; `boundary_specs[s]` is the tensor between stages
+    s-1 and s for each micro-batch, wanted for both sides of this rank's stages. An `O` action of a stage
+    without an optimizer does nothing.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        stages: Mapping[int, Stage],
+        boundary_specs: Mapping[int, Sequence[TensorSpec]],
+        optimizers: Mapping[int, torch.optim.Optimizer],
+        transport: Transport,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self._rank = rank
+        self._last_stage = schedule.num_stages - 1
+        self._num_micro_batches = schedule.num_micro_batches
+        self._stages = stages
+        self._boundary_specs = boundary_specs
+        self._optimizers = optimizers
+        self._transport = transport
+        self._stopwatch = stopwatch
+        self._plan = _plan(schedule, rank)
+        self._incoming = _incoming(schedule, rank)
+        self._place = {tag: (source, i) for source, tags in self._incoming.items() for i, tag in enumerate(tags)}
+        self._transfers = list(schedule.transfers())
+        self._run: dict[Op, Callable[[_Planned, Tensor | None], Tensor | None]] = {
+            Op.FORWARD: self._forward,
+            Op.RECOMPUTE: self._recompute,
+            Op.BACKWARD: self._backward,
+            Op.OPTIMIZER: self._optimizer_step,
+        }
+
+    def run_step(self, step: int, inputs: Tensor | None, targets: Tensor | None, num_samples: int) -> StepOutcome:
+        """Run the row once on a mini-batch.
+
+        `inputs` are needed where stage 0 lives and `targets` where the last stage lives, on the device.
+        Gradients add up in `.grad`, weighted so that they are those of the mini-batch's mean loss. Raise
+        StageError, which names rank and action, for whatever goes wrong.
+        """
+        sizes = micro_batch_sizes(num_samples, self._num_micro_batches)
+        self._step = step
+        self._inputs = inputs.split(sizes) if inputs is not None else ()
+        self._targets = targets.split(sizes) if targets is not None else ()
+        self._weights = [size / num_samples for size in sizes]
+        self._in_flight: dict[tuple[int, int], _InFlight] = {}
+        self._handed_over: dict[Action, Tensor] = {}
+        self._losses: list[Tensor] = []
+        self._num_posted = dict.fromkeys(self._incoming, 0)
+        for source in self._incoming:
+            self._post_until(source, RECEIVES_AHEAD)
+        for planned in self._plan:
+            try:
+                self._execute(planned)
+            except Exception as error:
+                raise StageError(f"rank {self._rank} failed at {planned.action}: {error}") from error
+        self._transport.finish()
+        spans = self._stopwatch.spans(self._rank, [planned.action for planned in self._plan])
+        return StepOutcome(spans, float(torch.stack(self._losses).sum()) if self._losses else None)
+
+    def _execute(self, planned: _Planned) -> None:
+        received = None
+        if planned.receive_tag is not None:
+            received = self._receive(planned.receive_tag)
+            for tag in planned.settled:
+                self._transport.settle(tag)
+        elif planned.source is not None:
+            received = self._handed_over.pop(planned.source)
+        self._stopwatch.start()
+        result = self._run[planned.action.op](planned, received)
+        self._stopwatch.stop()
+        if planned.send is not None and planned.send_tag is not None:
+            assert result is not None
+            self._transport.send(planned.send, planned.send_tag, result)
+        elif result is not None:
+            self._handed_over[planned.action] = result
+
+    def _receive(self, tag: int) -> Tensor:
+        source, place = self._place[tag]
+        self._post_until(source, place + 1 + RECEIVES_AHEAD)
+        return self._transport.receive(tag)
+
+    def _post_until(self, source: int, count: int) -> None:
+        """Post receives in the order in which the source sends, which NCCL needs."""
+        tags = self._incoming[source]
+        while self._num_posted[source] < min(count, len(tags)):
+            tag = tags[self._num_posted[source]]
+            transfer = self._transfers[tag]
+            # What arrives is the consumer's input, or the gradient of the producer's input: the same spec.
+            stage = max(transfer.producer.stage, transfer.consumer.stage)
+            self._transport.post(transfer, tag, self._boundary_specs[stage][transfer.producer.micro_batch])
+            self._num_posted[source] += 1
+
+    def _forward(self, planned: _Planned, received: Tensor | None) -> Tensor | None:
+        stage, m = planned.action.stage, planned.action.micro_batch
+        if received is None:
+            held = _InFlight(self._inputs[m])
+        else:
+            held = _InFlight(received.requires_grad_(received.is_floating_point()))
+        self._in_flight[stage, m] = held
+        if planned.recomputed:
+            with torch.no_grad():
+                output = self._compute(held, stage, m)
+        else:
+            output = self._compute(held, stage, m)
+            held.root = _root_of(output)
+        if stage == self._last_stage:
+            self._losses.append(output.detach() * self._weights[m])
+            return None
+        return output.detach()
+
+    def _recompute(self, planned: _Planned, received: Tensor | None) -> None:
+        stage, m = planned.action.stage, planned.action.micro_batch
+        held = self._in_flight[stage, m]
+        held.root = _root_of(self._compute(held, stage, m))
+
+    def _compute(self, held: _InFlight, stage: int, m: int) -> Tensor:
+        """Return the stage's output, or the micro-batch's mean loss on the last stage."""
+        output = self._stages[stage].forward(held.input, self._step, m)
+        if stage == self._last_stage:
+            return self._stages[stage].loss_of(output, self._targets[m])
+        return output
+
+    def _backward(self, planned: _Planned, received: Tensor | None) -> Tensor | None:
+        stage, m = planned.action.stage, planned.action.micro_batch
+        held = self._in_flight.pop((stage, m))
+        if held.root is not None:
+            if stage == self._last_stage:
+                received = torch.tensor(self._weights[m], device=self._stages[stage].device)
+            torch.autograd.backward([held.root], [received])
+        if stage == 0:
+            return None
+        gradient, held.input.grad = held.input.grad, None
+        return torch.zeros_like(held.input) if gradient is None else gradient
+
+    def _optimizer_step(self, planned: _Planned, received: Tensor | None) -> None:
+        optimizer = self._optimizers.get(planned.action.stage)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+def _root_of(output: Tensor) -> GradientEdge | None:
+    """Return where backward starts. Holding the graph's edge instead of the tensor lets its memory go."""
+    return get_gradient_edge(output) if output.requires_grad else None
+
+
+def _plan(schedule: Schedule, rank: int) -> list[_Planned]:
+    position = {action: index for row in schedule.rows for index, action in enumerate(row)}
+    received = {}
+    sent = {}
+    for tag, transfer in enumerate(schedule.transfers()):
+        if transfer.target_rank == rank:
+            received[transfer.consumer] = (tag, transfer)
+        if transfer.source_rank == rank:
+            sent[transfer.producer] = (tag, transfer)
+    unsettled: list[tuple[int, Transfer]] = []
+    plan = []
+    for action in schedule.rows[rank]:
+        receive_tag, settled = None, []
+        if action in received:
+            receive_tag, arrival = received[action]
+            # The sender made this tensor after it had used what we sent it for earlier actions of its row.
+            settled = [
+                (tag, transfer)
+                for tag, transfer in unsettled
+                if transfer.target_rank == arrival.source_rank
+                and position[transfer.consumer] < position[arrival.producer]
+            ]
+            unsettled = [entry for entry in unsettled if entry not in settled]
+        send_tag, send = sent.get(action, (None, None))
+        if send is not None and send_tag is not None:
+            unsettled.append((send_tag, send))
+        plan.append(
+            _Planned(
+                action=action,
+                source=_tensor_source(schedule, action),
+                recomputed=(action.stage, action.micro_batch) in schedule.recomputed,
+                receive_tag=receive_tag,
+                settled=tuple(tag for tag, _ in settled),
+                send=send,
+                send_tag=send_tag,
+            )
+        )
+    return plan
+
+
+def _tensor_source(schedule: Schedule, action: Action) -> Action | None:
+    """Return the dependency on another stage, whose result is this action's tensor."""
+    others = [other for other in schedule.dependencies(action) if other.stage != action.stage]
+    return others[0] if others else None
+
+
+def _incoming(schedule: Schedule, rank: int) -> dict[int, list[int]]:
+    """Return for each source rank the tags it sends here, in the order of its row."""
+    position = {action: index for row in schedule.rows for index, action in enumerate(row)}
+    incoming: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for tag, transfer in enumerate(schedule.transfers()):
+        if transfer.target_rank == rank:
+            incoming[transfer.source_rank].append((position[transfer.producer], tag))
+    return {source: [tag for _, tag in sorted(tags)] for source, tags in incoming.items()}

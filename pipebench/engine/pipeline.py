@@ -1,0 +1,50 @@
+"""The built-in engine: the stage a rank owns, put together from a schedule, layers and a transport."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from pipebench.data.batch import MiniBatch
+from pipebench.engine.executor import Executor, StepOutcome
+from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.engine.stopwatch import Stopwatch
+from pipebench.engine.transport import Transport
+from pipebench.schedule.action import Schedule
+from pipebench.schedule.builders import with_optimizer
+
+MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Pipeline:
+    """One rank of the built-in engine, for schedules with one stage per rank.
+
+    `boundary_specs[s]` describes the tensor between stages s-1 and s for each micro-batch.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        stage: Stage,
+        boundary_specs: dict[int, list[TensorSpec]],
+        make_optimizer: MakeOptimizer,
+        transport: Transport,
+        stopwatch: Stopwatch,
+    ) -> None:
+        parameters = list(stage.module.parameters())
+        self.optimizer = make_optimizer(parameters) if parameters else None
+        optimizers = {rank: self.optimizer} if self.optimizer else {}
+        self._train = Executor(
+            with_optimizer(schedule), rank, {rank: stage}, boundary_specs, optimizers, transport, stopwatch
+        )
+        self._accumulate = Executor(schedule, rank, {rank: stage}, boundary_specs, {}, transport, stopwatch)
+        self.layers = {stage.first_layer + index: layer for index, layer in enumerate(stage.module)}
+
+    def train(self, step: int, batch: MiniBatch) -> StepOutcome:
+        """Run one whole step: gradients and update."""
+        return self._train.run_step(step, batch.inputs, batch.targets, len(batch.inputs))
+
+    def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
+        """Add one mini-batch's gradients to `.grad` and leave the weights alone."""
+        return self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch.inputs))

@@ -1,0 +1,95 @@
+"""When each action of a step began and ended, at a cost that a timed step does not notice."""
+
+import os
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Protocol
+
+import torch
+
+from pipebench.schedule.action import Action
+from pipebench.trace import Span
+
+
+class Stopwatch(Protocol):
+    """`start` and `stop` around each action; `spans` once at the step's end, on the host's clock."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def spans(self, rank: int, actions: Sequence[Action]) -> tuple[Span, ...]:
+        """Return the spans since the last call, one for each action, and forget them."""
+
+
+class HostStopwatch:
+    """perf_counter, one clock for all processes of a Linux host, and the kernel's run-queue delay.
+
+    /proc/thread-self/schedstat tells for how long the thread was ready and had no core (1 us a read). Without
+    it the delay is 0, and costs on an oversubscribed machine include waiting for a core.
+    """
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[float, int]] = []
+        try:
+            self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._schedstat = -1
+
+    def start(self) -> None:
+        self._marks.append((perf_counter(), self._delay_ns()))
+
+    def stop(self) -> None:
+        self._marks.append((perf_counter(), self._delay_ns()))
+
+    def spans(self, rank: int, actions: Sequence[Action]) -> tuple[Span, ...]:
+        starts, stops = self._marks[::2], self._marks[1::2]
+        self._marks = []
+        return tuple(
+            Span(rank, action, start, stop, (stop_delay - start_delay) / 1e9)
+            for action, (start, start_delay), (stop, stop_delay) in zip(actions, starts, stops, strict=True)
+        )
+
+    def close(self) -> None:
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
+            self._schedstat = -1
+
+    def _delay_ns(self) -> int:
+        return int(os.pread(self._schedstat, 64, 0).split()[1]) if self._schedstat >= 0 else 0
+
+
+class CudaStopwatch:
+    """CUDA events on the current stream, placed on the host's clock by one synchronised event per step."""
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+        self._origin()
+
+    def start(self) -> None:
+        self._mark()
+
+    def stop(self) -> None:
+        self._mark()
+
+    def spans(self, rank: int, actions: Sequence[Action]) -> tuple[Span, ...]:
+        torch.cuda.synchronize()
+        times = [self._origin_s + self._origin_event.elapsed_time(event) / 1e3 for event in self._events]
+        self._events = []
+        self._origin()
+        return tuple(
+            Span(rank, action, start, stop)
+            for action, start, stop in zip(actions, times[::2], times[1::2], strict=True)
+        )
+
+    def _mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def _origin(self) -> None:
+        torch.cuda.synchronize()
+        self._origin_event = torch.cuda.Event(enable_timing=True)
+        self._origin_event.record()
+        self._origin_event.synchronize()
+        self._origin_s = perf_counter()

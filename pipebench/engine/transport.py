@@ -1,0 +1,105 @@
+"""Tensors between ranks. Sends never block; receives are posted before they are needed.
+
+gloo carries CPU tensors, NCCL CUDA tensors. Where several ranks share one GPU, which NCCL refuses, CUDA
+tensors travel through host memory on gloo.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipebench.engine.stage import TensorSpec
+from pipebench.schedule.action import Transfer
+
+
+class Transport(Protocol):
+    """What the executor needs of the world. `tag` is the transfer's number in the schedule, equal on both ranks."""
+
+    def send(self, transfer: Transfer, tag: int, tensor: Tensor) -> None:
+        """Start sending and return; `tensor` must not be changed until `settle(tag)` or `finish`."""
+
+    def post(self, transfer: Transfer, tag: int, spec: TensorSpec) -> None:
+        """Announce that this tensor will be received."""
+
+    def receive(self, tag: int) -> Tensor:
+        """Wait for a posted tensor and return it."""
+
+    def settle(self, tag: int) -> None:
+        """Let go of a sent tensor that its receiver is known to have."""
+
+    def finish(self) -> None:
+        """Wait until everything sent has left."""
+
+
+class ProcessTransport:
+    """Point-to-point messages of torch.distributed.
+
+    gloo cannot say whether a send is complete without waiting for it, so completion is told from outside
+    (`settle`). `groups` maps (source, target) to the process group of that direction: NCCL runs one
+    communicator's operations in the order of issue, so two directions must not share one.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        carrier: torch.device,
+        groups: dict[tuple[int, int], dist.ProcessGroup],
+    ) -> None:
+        self.device = device
+        self._carrier = carrier
+        self._groups = groups
+        self._sending: dict[int, tuple[dist.Work, Tensor]] = {}
+        self._receiving: dict[int, tuple[dist.Work, Tensor]] = {}
+
+    def send(self, transfer: Transfer, tag: int, tensor: Tensor) -> None:
+        tensor = tensor.detach().to(self._carrier).contiguous()
+        group = self._groups[transfer.source_rank, transfer.target_rank]
+        work = dist.isend(tensor, transfer.target_rank, group, tag)
+        assert work is not None
+        self._sending[tag] = (work, tensor)
+
+    def post(self, transfer: Transfer, tag: int, spec: TensorSpec) -> None:
+        buffer = spec.empty(self._carrier)
+        group = self._groups[transfer.source_rank, transfer.target_rank]
+        work = dist.irecv(buffer, transfer.source_rank, group, tag)
+        assert work is not None
+        self._receiving[tag] = (work, buffer)
+
+    def receive(self, tag: int) -> Tensor:
+        work, buffer = self._receiving.pop(tag)
+        work.wait()
+        return buffer.to(self.device)
+
+    def settle(self, tag: int) -> None:
+        work, _ = self._sending.pop(tag)
+        work.wait()
+
+    def finish(self) -> None:
+        for tag in list(self._sending):
+            self.settle(tag)
+
+
+def process_groups(
+    edges: Iterable[tuple[int, int]], rank: int, carrier: torch.device
+) -> dict[tuple[int, int], dist.ProcessGroup]:
+    """Return a group for every directed edge; every rank must call this with the same edges.
+
+    One gloo group serves all. NCCL gets one group per direction, each used once, in the same order on all
+    ranks: made lazily in the middle of a schedule, communicators have deadlocked.
+    """
+    if carrier.type == "cpu":
+        world = dist.group.WORLD
+        assert world is not None
+        return dict.fromkeys(edges, world)
+    groups = {}
+    for source, target in sorted(edges):
+        group = dist.new_group([source, target], backend="nccl")
+        groups[source, target] = group
+        if rank == source:
+            dist.send(torch.zeros(1, device=carrier), target, group)
+        elif rank == target:
+            dist.recv(torch.zeros(1, device=carrier), source, group)
+    return groups

@@ -1,0 +1,35 @@
+"""The errors a user can meet, drawn as a tree.
+
+    PipebenchError
+    ├── ConfigError      the command line or a config file asks for something impossible
+    ├── ScheduleError    a schedule's rows are incomplete, doubled or cannot proceed
+    ├── ResultError      a result folder cannot be read
+    └── PointError       a point failed while it ran
+        └── StageError   ... inside one action of one rank
+
+Broken invariants of our own are `assert`s, not errors of this tree.
+"""
+
+
+class PipebenchError(Exception):
+    """Base of everything raised on purpose; its text is one line for the user."""
+
+
+class ConfigError(PipebenchError):
+    """A key, a value and what is allowed there."""
+
+
+class ScheduleError(PipebenchError):
+    """What is wrong with the rows, and where."""
+
+
+class ResultError(PipebenchError):
+    """A file, and why it is not a result."""
+
+
+class PointError(PipebenchError):
+    """A point that did not deliver a measurement."""
+
+
+class StageError(PointError):
+    """`rank 2 failed at 2F0: <the original error>`."""

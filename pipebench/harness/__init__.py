@@ -1,0 +1,1 @@
+"""Start workers, measure one point after another, record what they deliver."""

@@ -1,0 +1,95 @@
+"""The gradient gate: a point's gradients against plain single-process PyTorch.
+
+A fast pipeline with wrong gradients is worth nothing, and several published engines were wrong with a
+healthy-looking loss. So every point's own K, M, schedule and recompute setting is checked, dropout on.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipebench.data.batch import MiniBatch
+from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.engine.stage import default_generator
+from pipebench.models.layers import LayerSequence, build_layers
+from pipebench.seeds import Purpose, seed_of
+
+_FLOOR = 1e-2
+"""A parameter whose gradient is zero but for rounding (the bias of attention keys) is measured against this
+share of the model's root-mean-square gradient instead of its own."""
+
+
+def plain_gradients(
+    model: LayerSequence,
+    batch: MiniBatch,
+    num_micro_batches: int,
+    seed: int,
+    step: int,
+    device: torch.device,
+    autocast: torch.dtype | None,
+) -> list[nn.Module]:
+    """Return freshly built layers that hold the gradients of one mini-batch's mean loss.
+
+    No engine code: a loop over micro-batches and layers, each loss weighted by its share of the samples.
+    """
+    layers = [layer.to(device) for layer in build_layers(model, range(len(model.builders)), seed)]
+    sizes = micro_batch_sizes(len(batch.inputs), num_micro_batches)
+    generator = default_generator(device)
+    micro_batches = zip(batch.inputs.split(sizes), batch.targets.split(sizes), strict=True)
+    for micro_batch, (x, target) in enumerate(micro_batches):
+        with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+            for index, layer in enumerate(layers):
+                generator.manual_seed(seed_of(seed, Purpose.DROPOUT, step, micro_batch, index))
+                x = layer(x)
+            loss = model.loss(x, target)
+        (loss * (len(target) / len(batch.targets))).backward()  # type: ignore[no-untyped-call]
+    return layers
+
+
+def largest_error(
+    own_layers: Mapping[int, nn.Module], reference: list[nn.Module] | None, owners: list[int], rank: int
+) -> float:
+    """Return the largest relative error over all parameters of all ranks; the same number on every rank.
+
+    Rank 0 passes the reference layers and sends every other rank its share; `owners[i]` is the rank of layer i.
+    The error of a parameter is |g - g'| / |g'|, Euclidean norms.
+    """
+    scale = torch.zeros(1, dtype=torch.float64)
+    if reference is not None:
+        gradients = [_gradient(p) for layer in reference for p in layer.parameters()]
+        elements = sum(gradient.numel() for gradient in gradients)
+        squares = sum(float(gradient.double().square().sum()) for gradient in gradients)
+        scale[0] = (squares / max(1, elements)) ** 0.5
+    dist.broadcast(scale, src=0)
+    worst = torch.zeros(1, dtype=torch.float64)
+    for index, owner in enumerate(owners):
+        expected = [_gradient(p) for p in reference[index].parameters()] if reference is not None else []
+        if rank == 0 and owner != 0:
+            for gradient in expected:
+                dist.send(gradient, dst=owner)
+        elif rank == owner:
+            for place, parameter in enumerate(own_layers[index].parameters()):
+                if owner != 0:
+                    expected.append(torch.empty(parameter.shape, dtype=parameter.dtype))
+                    dist.recv(expected[place], src=0)
+                worst[0] = max(worst[0], _relative_error(_gradient(parameter), expected[place], float(scale)))
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return float(worst)
+
+
+def _relative_error(gradient: Tensor, expected: Tensor, scale: float) -> float:
+    """Return |g - g'| / |g'|; not-a-number counts as infinitely wrong."""
+    floor = _FLOOR * scale * expected.numel() ** 0.5
+    error = float((gradient.double() - expected.double()).norm())
+    size = max(float(expected.double().norm()), floor)
+    if error == 0.0:
+        return 0.0
+    return error / size if size > 0 and math.isfinite(error) else math.inf
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+    return gradient.detach().cpu().contiguous()

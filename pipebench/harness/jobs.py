@@ -1,0 +1,35 @@
+"""What the parent tells its workers. Plain data: the parent never imports torch, so neither does this file."""
+
+from dataclasses import dataclass
+
+from pipebench.config import RunConfig
+from pipebench.schedule.action import Schedule
+
+MEASURE_RANK = "pipebench.harness.worker:measure_rank"
+PROFILE_LAYERS = "pipebench.harness.profile:profile_layers"
+
+
+@dataclass(frozen=True, slots=True)
+class RankJob:
+    """One rank of a point: its row in a validated schedule, its share of the layers, its cores.
+
+    `cores` is empty when there are not enough to give every rank its own; `model_bytes` are the weights of the
+    whole model; `store` is a file through which the ranks find each other.
+    """
+
+    config: RunConfig
+    schedule: Schedule
+    layers_per_stage: tuple[int, ...]
+    model_bytes: int
+    rank: int
+    cores: tuple[int, ...]
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileJob:
+    """Time the layers of `config`'s model on `num_samples` samples."""
+
+    config: RunConfig
+    num_samples: int
+    cores: tuple[int, ...]

@@ -1,0 +1,109 @@
+"""Peak memory of one rank: exact, and split by what the bytes are for."""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.profiler import profile
+
+from pipebench.record import StageMemory
+
+_DEVICE_TYPES = {"cpu": 0, "cuda": 1}
+
+
+def measure_memory(
+    accumulate: Callable[[], object],
+    parameters: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+) -> StageMemory:
+    """Run `accumulate`, which must leave gradients in `.grad`, under the profiler and return the peak's parts.
+
+    The profiler reports every allocation and release of a tensor's storage, so their running sum is exact.
+    What is live before (parameters, optimizer state) is counted by size; a gradient counts if it was already
+    allocated at the moment of the peak; the rest are activations and buffers. Gradients are dropped afterwards.
+    """
+    allocator_peak, allocator_reserved = 0, 0
+    if device.type == "cuda":
+        allocator_peak, allocator_reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    events = _allocations(accumulate, device)
+    gradient_addresses = {p.grad.data_ptr() for p in parameters if p.grad is not None}
+    held, held_at_peak, gradients, gradients_at_peak = 0, 0, 0, 0
+    for event in events:
+        size = event["Bytes"]
+        held += size
+        if event["Addr"] in gradient_addresses:
+            gradients += size
+        if held > held_at_peak:
+            held_at_peak, gradients_at_peak = held, gradients
+    for parameter in parameters:
+        parameter.grad = None
+    return StageMemory(
+        parameters_bytes=sum(p.nbytes for p in parameters),
+        gradients_bytes=gradients_at_peak,
+        optimizer_bytes=_optimizer_bytes(optimizer),
+        activations_bytes=held_at_peak - gradients_at_peak,
+        allocator_peak_bytes=allocator_peak,
+        allocator_reserved_bytes=allocator_reserved,
+    )
+
+
+def reset_peaks(device: torch.device) -> None:
+    """Start counting the resident set's and the CUDA allocator's peaks anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_rss_bytes() -> int:
+    """Return the resident set's peak since `reset_peaks`; 0 where the kernel does not tell.
+
+    `ru_maxrss` would not do: a forked process inherits its parent's.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _allocations(run: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder, _quiet_stderr():
+        with profile(use_cpu=True, use_device="cuda" if device.type == "cuda" else None, profile_memory=True) as profiled:
+            run()
+        path = Path(folder) / "allocations.json"
+        profiled.export_chrome_trace(str(path))  # type: ignore[no-untyped-call]
+        events = json.loads(path.read_text())["traceEvents"]
+    memory = [event for event in events if event.get("name") == "[memory]"]
+    memory.sort(key=lambda event: event["ts"])
+    wanted = _DEVICE_TYPES[device.type]
+    return [event["args"] for event in memory if event["args"]["Device Type"] == wanted]
+
+
+def _optimizer_bytes(optimizer: torch.optim.Optimizer | None) -> int:
+    if optimizer is None:
+        return 0
+    tensors = (value for state in optimizer.state.values() for value in state.values())
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """The profiler announces itself on the process's stderr, past Python."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

@@ -1,0 +1,247 @@
+"""Run the points of a grid one after another, record each, and never let one point's failure cost another.
+
+Order: references (one device) and points of round 1, then round 2 of all, ... so that a slow drift of the
+machine falls on every point alike.
+"""
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pipebench import machine
+from pipebench.config import RunConfig, key_of
+from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.engine.partition import split_by_cost, split_uniformly
+from pipebench.errors import PointError
+from pipebench.harness.jobs import MEASURE_RANK, PROFILE_LAYERS, ProfileJob, RankJob
+from pipebench.harness.launch import Progress, run_group
+from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
+from pipebench.render import chrome_trace
+from pipebench.rows import largest_gradient_error, median_step
+from pipebench.schedule.action import Schedule
+from pipebench.schedule.builders import Recompute, build, with_optimizer, with_recompute
+from pipebench.schedule.validate import validate
+
+SWEEP_FILE = "sweep.json"
+GRADIENT_LIMITS = {"fp32": 1e-4, "bf16": 2e-2}
+"""Largest relative gradient error that counts as rounding, by precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """Whom the sweep tells what happens: a display, trackers. None of them can change a result."""
+
+    point_started: Callable[[RunConfig, int], None]
+    progress: Callable[[Progress], None]
+    point_done: Callable[[RunResult], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep will run: distinct points in the order asked for, and the reference each is compared with."""
+
+    points: dict[str, RunConfig]
+    references: dict[str, RunConfig]
+    reference_of: dict[str, str]
+    swept: tuple[str, ...]
+    name: str
+
+    @property
+    def all(self) -> dict[str, RunConfig]:
+        return {**self.references, **self.points}
+
+
+def plan_sweep(points: Sequence[RunConfig], swept: Sequence[str], name: str) -> Plan:
+    """Number resolved points by their key; equal ones run once."""
+    distinct = {key_of(point): point for point in points}
+    references = {key: _reference(point) for key, point in distinct.items()}
+    reference_of = {key: key_of(reference) for key, reference in references.items()}
+    missing = {key_of(r): r for r in references.values() if key_of(r) not in distinct}
+    return Plan(distinct, missing, reference_of, tuple(swept), name)
+
+
+def make_folder(results_dir: Path, name: str) -> Path:
+    """Create `<time>-<name>`, unique even when two sweeps start in the same second."""
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    results_dir.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1000):
+        folder = results_dir / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("a thousand sweeps in one second")
+
+
+def run_sweep(plan: Plan, folder: Path, observer: Observer) -> dict[str, RunResult]:
+    """Run everything in `plan`, write each result as soon as it is known, and return all results by key."""
+    results: dict[str, RunResult] = {}
+    profiles: dict[str, LayerProfile] = {}
+    environment = machine.describe()
+    _write_state(folder, plan, results)
+    for round_number in range(max(config.repeats for config in plan.all.values())):
+        for key, config in plan.all.items():
+            if round_number >= config.repeats:
+                continue
+            observer.point_started(config, round_number)
+            result = results.get(key) or _unmeasured(key, config, environment)
+            results[key] = result = _run_once(result, profiles, observer)
+            _write_point(folder, result)
+            _write_state(folder, plan, results)
+            if round_number == config.repeats - 1:
+                observer.point_done(result)
+    return results
+
+
+def point_folder(folder: Path, key: str) -> Path:
+    return folder / "runs" / key
+
+
+def _reference(point: RunConfig) -> RunConfig:
+    """Return the same model, batch, precision and threads on one device, the whole mini-batch at once."""
+    return dataclasses.replace(
+        point,
+        stages=1,
+        micro=1,
+        schedule="gpipe",
+        recompute="never",
+        partition="uniform",
+        engine="pipebench",
+    )
+
+
+def _unmeasured(key: str, config: RunConfig, environment: dict[str, Any]) -> RunResult:
+    num_cores = len(machine.usable_cores())
+    sleeps = config.model.kind == "synthetic"  # sleeping stages need no core
+    return RunResult(
+        key=key,
+        config=config,
+        status="ok",
+        message="",
+        oversubscribed=not sleeps and config.stages * config.threads > num_cores,
+        environment=environment,
+        layers_per_stage=[],
+        rows=[],
+        profile=None,
+    )
+
+
+def _run_once(result: RunResult, profiles: dict[str, LayerProfile], observer: Observer) -> RunResult:
+    """Measure the point with one more fresh group; a failure becomes its status and message."""
+    began = time.perf_counter()
+    config = result.config
+    try:
+        profile = _profile(config, profiles, observer)
+        profiled_s = time.perf_counter() - began
+        counts = _partition(config, profile)
+        schedule = with_recompute(
+            build(config.schedule, config.stages, config.micro), Recompute(config.recompute)
+        )
+        trained = with_optimizer(schedule)
+        validate(trained)
+        with tempfile.TemporaryDirectory(prefix="pipebench-") as scratch:
+            jobs = _jobs(config, schedule, counts, profile, str(Path(scratch) / "store"))
+            ranks = run_group(MEASURE_RANK, jobs, config.device, observer.progress)
+    except PointError as error:
+        return dataclasses.replace(result, status="error", message=str(error))
+    repeats = [*result.repeats, Repeat(ranks, time.perf_counter() - began - profiled_s)]
+    status, message = _judge(config, repeats)
+    return dataclasses.replace(
+        result,
+        status=status,
+        message=message,
+        layers_per_stage=counts,
+        rows=[[str(action) for action in row] for row in trained.rows],
+        profile=profile,
+        repeats=repeats,
+    )
+
+
+def _profile(config: RunConfig, profiles: dict[str, LayerProfile], observer: Observer) -> LayerProfile:
+    """Profile once per model and micro-batch size (and whatever else a layer's time depends on)."""
+    num_samples = micro_batch_sizes(config.batch, config.micro)[0]
+    same = dataclasses.replace(_reference(config), micro=1)
+    name = f"{key_of(same)}/{num_samples}"
+    if name not in profiles:
+        job = ProfileJob(config, num_samples, _cores_of(config, num_ranks=1)[0])
+        [profiles[name]] = run_group(PROFILE_LAYERS, [job], config.device, observer.progress)
+    return profiles[name]
+
+
+def _partition(config: RunConfig, profile: LayerProfile) -> list[int]:
+    match config.partition:
+        case "time":
+            times = [f + b for f, b in zip(profile.forward_s, profile.backward_s, strict=True)]
+            return split_by_cost(times, config.stages)
+        case "parameters":
+            return split_by_cost(profile.parameter_bytes, config.stages)
+        case "uniform":
+            return split_uniformly(config.model.num_layers, config.stages)
+        case counts:
+            return list(counts)
+
+
+def _jobs(
+    config: RunConfig, schedule: Schedule, counts: list[int], profile: LayerProfile, store: str
+) -> list[RankJob]:
+    cores = _cores_of(config, config.stages)
+    model_bytes = sum(profile.parameter_bytes)
+    return [
+        RankJob(config, schedule, tuple(counts), model_bytes, rank, cores[rank], store)
+        for rank in range(config.stages)
+    ]
+
+
+def _cores_of(config: RunConfig, num_ranks: int) -> list[tuple[int, ...]]:
+    """Give every rank `threads` cores of its own when there are enough, else leave all to the scheduler."""
+    cores = machine.usable_cores()
+    threads = config.threads
+    if not machine.CAN_PIN or num_ranks * threads > len(cores):
+        return [()] * num_ranks
+    return [tuple(cores[rank * threads : (rank + 1) * threads]) for rank in range(num_ranks)]
+
+
+def _judge(config: RunConfig, repeats: Sequence[Repeat]) -> tuple[str, str]:
+    """Return status and message: a point whose gradients are wrong is not a result."""
+    if config.gate == "off":
+        return "unchecked", ""
+    error, limit = largest_gradient_error(repeats), GRADIENT_LIMITS[config.precision]
+    if error is None or not error <= limit:
+        return "wrong", f"gradient error {error}: expected at most {limit} in {config.precision}"
+    return "ok", ""
+
+
+def _write_point(folder: Path, result: RunResult) -> None:
+    write_result(point_folder(folder, result.key) / "result.json", result)
+    trace = median_step(result)
+    if trace is not None:
+        write_json(point_folder(folder, result.key) / "trace.json", chrome_trace(trace))
+
+
+def _write_state(folder: Path, plan: Plan, results: dict[str, RunResult]) -> None:
+    state = {
+        "format": FORMAT,
+        "name": plan.name,
+        "swept": list(plan.swept),
+        "points": [_state_of(key, plan.points[key], results) for key in plan.points],
+        "references": [_state_of(key, plan.references[key], results) for key in plan.references],
+        "reference_of": plan.reference_of,
+    }
+    write_json(folder / SWEEP_FILE, state)
+
+
+def _state_of(key: str, config: RunConfig, results: dict[str, RunResult]) -> dict[str, Any]:
+    result = results.get(key)
+    done = len(result.repeats) if result else 0
+    return {
+        "key": key,
+        "state": result.status if result else "pending",
+        "repeats_done": done,
+        "config": dataclasses.asdict(config),
+    }

@@ -1,0 +1,383 @@
+"""One rank of one point: build the engine, check its gradients, warm up, measure, and deliver the record."""
+
+import contextlib
+import gc
+import json
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipebench.data import batches
+from pipebench.data.batch import MiniBatch
+from pipebench.engine.executor import StepOutcome
+from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.engine.pipeline import Pipeline
+from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.engine.stopwatch import CudaStopwatch, HostStopwatch
+from pipebench.engine.transport import ProcessTransport, process_groups
+from pipebench.harness.gate import largest_error, plain_gradients
+from pipebench.harness.jobs import RankJob
+from pipebench.harness.launch import Progress, Report
+from pipebench.harness.memory import measure_memory, peak_rss_bytes, reset_peaks
+from pipebench.harness.setting import autocast_of, claim_cores
+from pipebench.models import layer_sequence
+from pipebench.models.layers import LayerSequence, build_layers
+from pipebench.peers.torch_pipelining import TorchPipeline
+from pipebench.record import RankRecord
+from pipebench.schedule.action import Action, Op, Transfer
+
+GROUP_TIMEOUT = timedelta(minutes=10)
+STEADY_WINDOW = 3
+STEADY_FRACTION = 0.02
+
+
+class Engine(Protocol):
+    """One rank of any engine on the bench.
+
+    `layers` holds this rank's layers by their index in the model; `optimizer` is None for a rank without
+    parameters. Both methods take the whole mini-batch; `accumulate` leaves gradients in `.grad`.
+    """
+
+    layers: dict[int, nn.Module]
+    optimizer: torch.optim.Optimizer | None
+
+    def train(self, step: int, batch: MiniBatch) -> StepOutcome: ...
+
+    def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome: ...
+
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+
+def measure_rank(job: RankJob, report: Report) -> RankRecord:
+    """Run one rank's part of a point; runs in a worker. Raise PointError or StageError for what goes wrong."""
+    config, rank = job.config, job.rank
+    phases = Phases(report if rank == 0 else _silent)
+    with phases("starting"):
+        device = claim_cores(config, job.cores, rank)
+        store = _join_group(job)
+        bench = Bench(job, layer_sequence(config.model), batches(config), store)
+        engine, transport = bench.build_engine(device)
+    with phases("checking gradients"):
+        error = bench.gradient_error(engine, device) if config.gate == "on" else None
+    run = _Steps(engine, bench.mini_batch, device, phases)
+    with phases("warming up"):
+        warmup_s, steady = run.until_steady(config.warmup)
+    with phases("timing transfers"):
+        transfer_s = bench.transfer_time(transport)
+    reset_peaks(device)
+    with phases("measuring"), _garbage_frozen():
+        step_s, spans = run.timed(config.steps)
+    rss = peak_rss_bytes()
+    with phases("profiling memory"):
+        batch = bench.mini_batch(run.step).to(str(device))
+        memory = measure_memory(
+            lambda: engine.accumulate(run.step, batch), _parameters(engine), engine.optimizer, device
+        )
+    with phases("leaving"):
+        dist.barrier()
+        dist.destroy_process_group()
+    return RankRecord(
+        rank=rank,
+        warmup_step_s=warmup_s,
+        step_s=step_s,
+        steady=steady,
+        losses=run.losses,
+        grad_rel_error=error,
+        transfer_s=transfer_s,
+        spans=spans,
+        memory=memory,
+        peak_rss_bytes=rss,
+        phases_s=phases.seconds,
+    )
+
+
+class Phases:
+    """Tells the parent what is going on and keeps how long each phase took."""
+
+    def __init__(self, report: Report) -> None:
+        self.seconds: dict[str, float] = {}
+        self._report = report
+        self._name = ""
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self._name = name
+        self._report(Progress(name))
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - began
+
+    def step_done(self, done: int, total: int, step_s: float) -> None:
+        self._report(Progress(self._name, done, total, step_s))
+
+
+class Bench:
+    """One rank's share of a point, before any engine: what to build and what to check it against."""
+
+    def __init__(
+        self,
+        job: RankJob,
+        model: LayerSequence,
+        mini_batch: Callable[[int], MiniBatch],
+        store: dist.Store,
+    ) -> None:
+        self.mini_batch = mini_batch
+        self._job = job
+        self._model = model
+        self._store = store
+        self._sizes = micro_batch_sizes(job.config.batch, job.config.micro)
+        self._boundary_specs: dict[int, list[TensorSpec]] = {}
+
+    def build_engine(self, device: torch.device) -> tuple[Engine, ProcessTransport]:
+        """Build this rank's layers and the configured engine around them."""
+        job, config, rank = self._job, self._job.config, self._job.rank
+        first = sum(job.layers_per_stage[:rank])
+        indices = range(first, first + job.layers_per_stage[rank])
+        layers = build_layers(self._model, indices, config.seed)
+        loss = self._model.loss if rank == config.stages - 1 else None
+        stage = Stage(layers, first, config.seed, device, autocast_of(config), loss)
+        self._boundary_specs = self._agree_on_boundaries(stage, str(device))
+        transport = _transport(job, device)
+        stopwatch = CudaStopwatch() if device.type == "cuda" else HostStopwatch()
+        if config.engine == "torch":
+            return TorchPipeline(job.schedule, rank, stage, self._boundary_specs, self._optimizer), transport
+        pipeline = Pipeline(
+            job.schedule, rank, stage, self._boundary_specs, self._optimizer, transport, stopwatch
+        )
+        return pipeline, transport
+
+    def gradient_error(self, engine: Engine, device: torch.device) -> float:
+        """Return the largest relative gradient error of one mini-batch; see `gate`. Gradients are dropped.
+
+        Where a GPU cannot hold the whole model, engine and reference both run on the host for this check:
+        dropout draws other numbers there, so they must not be mixed.
+        """
+        job, config = self._job, self._job.config
+        if not _whole_model_fits(job, device):
+            device = torch.device("cpu")
+            engine, _ = self.build_engine(device)
+        batch = self.mini_batch(0).to(str(device))
+        engine.accumulate(0, batch)
+        reference = None
+        if job.rank == 0:
+            reference = plain_gradients(
+                self._model, batch, config.micro, config.seed, 0, device, autocast_of(config)
+            )
+        owners = [rank for rank, count in enumerate(job.layers_per_stage) for _ in range(count)]
+        error = largest_error(engine.layers, reference, owners, job.rank)
+        for parameter in _parameters(engine):
+            parameter.grad = None
+        return error
+
+    def transfer_time(self, transport: ProcessTransport, rounds: int = 20) -> float:
+        """Return the one-way seconds of a boundary tensor from the rank before this one, 0 on rank 0.
+
+        Half of a round trip, median, one pair of ranks at a time while the others wait. The whole group calls this.
+        """
+        times: list[float] = []
+        for right in range(1, self._job.config.stages):
+            dist.barrier()
+            if self._job.rank in (right - 1, right):
+                spec = self._boundary_specs[right][0]
+                trips = [_round_trip(transport, right, self._job.rank == right, spec) for _ in range(rounds)]
+                if self._job.rank == right:
+                    times = trips
+        return statistics.median(times) / 2 if times else 0.0
+
+    def _agree_on_boundaries(self, stage: Stage, device: str) -> dict[int, list[TensorSpec]]:
+        """Learn the shapes at this rank's boundaries: each rank works its own out and tells the next."""
+        rank, distinct = self._job.rank, sorted(set(self._sizes))
+        if rank == 0:
+            inputs = self.mini_batch(0).inputs
+            into = [TensorSpec((size, *inputs.shape[1:]), inputs.dtype) for size in distinct]
+        else:
+            into = _specs_from(self._store.get(f"{device[:4]} boundary {rank}"))
+        out = [stage.output_spec(spec) for spec in into]
+        if rank < self._job.config.stages - 1:
+            self._store.set(f"{device[:4]} boundary {rank + 1}", _specs_to_text(out))
+        place = [distinct.index(size) for size in self._sizes]
+        return {rank: [into[i] for i in place], rank + 1: [out[i] for i in place]}
+
+    def _optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        config = self._job.config.optimizer
+        return OPTIMIZERS[config.name](parameters, lr=config.lr, fused=True)  # type: ignore[call-arg]
+
+
+class _Steps:
+    """Runs training steps that all ranks begin at the same agreed moment."""
+
+    def __init__(
+        self, engine: Engine, mini_batch: Callable[[int], MiniBatch], device: torch.device, phases: Phases
+    ) -> None:
+        self.step = 0
+        self.losses: list[float] = []
+        self._engine = engine
+        self._mini_batch = mini_batch
+        self._device = device
+        self._phases = phases
+        self._margin_s = 0.002 * (1 + dist.get_world_size())
+
+    def until_steady(self, most: int) -> tuple[list[float], bool]:
+        """Warm up until two windows of step medians agree; return the step times and whether they did."""
+        step_s: list[float] = []
+        while len(step_s) < most:
+            slowest, _, _ = self._run_one()
+            step_s.append(slowest)
+            self._phases.step_done(len(step_s), most, slowest)
+            if is_steady(step_s):
+                return step_s, True
+        return step_s, False
+
+    def timed(self, count: int) -> tuple[list[float], list[list[tuple[float, float, float]]]]:
+        """Return this rank's own time and spans of each step."""
+        own_s, spans = [], []
+        for done in range(1, count + 1):
+            slowest, own, own_spans = self._run_one()
+            own_s.append(own)
+            if own_spans:
+                spans.append(own_spans)
+            self._phases.step_done(done, count, slowest)
+        return own_s, spans
+
+    def _run_one(self) -> tuple[float, float, list[tuple[float, float, float]]]:
+        """Run a step; return the slowest rank's seconds, this rank's, and this rank's spans."""
+        batch = self._mini_batch(self.step).to(str(self._device))
+        began = self._agreed_start()
+        outcome = self._engine.train(self.step, batch)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        own = time.perf_counter() - began
+        if outcome.loss is not None:
+            self.losses.append(outcome.loss)
+        self.step += 1
+        spans = [(span.start_s - began, span.end_s - began, span.delay_s) for span in outcome.spans]
+        return _largest(own), own, spans
+
+    def _agreed_start(self) -> float:
+        """Return a moment soon after every rank is ready, once it has come.
+
+        A barrier would release the ranks milliseconds apart where they share cores; perf_counter is one clock
+        for the whole host.
+        """
+        start = _largest(time.perf_counter()) + self._margin_s
+        time.sleep(max(0.0, start - time.perf_counter() - _SPIN_S))
+        while time.perf_counter() < start:
+            pass
+        return start
+
+
+_SPIN_S = 1e-4
+"""How long before a step the ranks stop sleeping: about what a sleep overshoots."""
+
+
+def is_steady(step_s: list[float]) -> bool:
+    """Tell whether the medians of the last two windows of steps differ by less than 2 %."""
+    if len(step_s) < 2 * STEADY_WINDOW:
+        return False
+    before = statistics.median(step_s[-2 * STEADY_WINDOW : -STEADY_WINDOW])
+    after = statistics.median(step_s[-STEADY_WINDOW:])
+    return abs(after - before) < STEADY_FRACTION * before
+
+
+def _largest(value: float) -> float:
+    tensor = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return float(tensor)
+
+
+def _join_group(job: RankJob) -> dist.Store:
+    """Make the process group over loopback; NCCL beside gloo where every rank has a GPU of its own."""
+    os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    store = dist.FileStore(job.store, job.config.stages)
+    backend = "cpu:gloo,cuda:nccl" if _own_gpu_each(job) else "gloo"
+    dist.init_process_group(
+        backend, store=store, rank=job.rank, world_size=job.config.stages, timeout=GROUP_TIMEOUT
+    )
+    return dist.PrefixStore("pipebench", store)
+
+
+def _own_gpu_each(job: RankJob) -> bool:
+    return job.config.device == "cuda" and torch.cuda.device_count() >= job.config.stages
+
+
+def _transport(job: RankJob, device: torch.device) -> ProcessTransport:
+    carrier = device if device.type == "cuda" and _own_gpu_each(job) else torch.device("cpu")
+    ranks = range(job.config.stages - 1)
+    edges = [edge for rank in ranks for edge in ((rank, rank + 1), (rank + 1, rank))]
+    return ProcessTransport(device, carrier, process_groups(edges, job.rank, carrier))
+
+
+def _round_trip(transport: ProcessTransport, right: int, starts: bool, spec: TensorSpec) -> float:
+    """Send a boundary tensor from rank `right` to its left neighbour and back; return the seconds it took."""
+    action = Action(Op.FORWARD, right, 0)
+    there = Transfer(action, action, right, right - 1)
+    back = Transfer(action, action, right - 1, right)
+    incoming, outgoing = (back, there) if starts else (there, back)
+    tensor = spec.empty(transport.device)
+    transport.post(incoming, _TRIP_TAG + incoming.source_rank, spec)
+    began = time.perf_counter()
+    if starts:
+        transport.send(outgoing, _TRIP_TAG + outgoing.source_rank, tensor)
+    received = transport.receive(_TRIP_TAG + incoming.source_rank)
+    if not starts:
+        transport.send(outgoing, _TRIP_TAG + outgoing.source_rank, received)
+    if transport.device.type == "cuda":
+        torch.cuda.synchronize()
+    elapsed = time.perf_counter() - began
+    transport.finish()
+    return elapsed
+
+
+_TRIP_TAG = 1 << 24
+"""Above every tag of a schedule."""
+
+
+def _whole_model_fits(job: RankJob, device: torch.device) -> bool:
+    """Tell whether rank 0's GPU can hold weights, gradients and some activations of all layers; on all ranks."""
+    if device.type == "cpu":
+        return True
+    free, _ = torch.cuda.mem_get_info()
+    misses = 1.0 if job.rank == 0 and 3 * job.model_bytes > free else 0.0
+    return _largest(misses) == 0.0
+
+
+def _parameters(engine: Engine) -> list[nn.Parameter]:
+    return [parameter for layer in engine.layers.values() for parameter in layer.parameters()]
+
+
+@contextlib.contextmanager
+def _garbage_frozen() -> Iterator[None]:
+    """Keep Python's collector out of timed steps."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def _specs_to_text(specs: list[TensorSpec]) -> str:
+    return json.dumps([[list(spec.shape), str(spec.dtype).removeprefix("torch.")] for spec in specs])
+
+
+def _specs_from(text: bytes) -> list[TensorSpec]:
+    return [TensorSpec(tuple(shape), getattr(torch, dtype)) for shape, dtype in json.loads(text)]
+
+
+def _silent(progress: Progress) -> None:
+    pass

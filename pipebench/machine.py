@@ -1,0 +1,89 @@
+"""What this machine has, found without importing torch, and how it is described in results."""
+
+import contextlib
+import ctypes
+import importlib.metadata
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+CAN_PIN = hasattr(os, "sched_setaffinity")
+"""Whether a process can be bound to cores here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Cores this process may use, and GPUs that the installed PyTorch can use."""
+
+    num_cores: int
+    num_gpus: int
+
+
+def this_machine() -> Machine:
+    return Machine(num_cores=len(usable_cores()), num_gpus=_num_gpus())
+
+
+def usable_cores() -> list[int]:
+    """Return the ids of the cores this process may run on."""
+    if CAN_PIN:
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def describe() -> dict[str, str | int | float]:
+    """Return the environment a result depends on; names no user, host or variable."""
+    packages = {
+        name: _version_of(name) for name in ("torch", "numpy", "hydra-core", "wandb", "pipebench")
+    }
+    return {
+        "python": platform.python_version(),
+        **packages,
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": len(usable_cores()),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "git": _git_state(),
+    }
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _git_state() -> str:
+    """Return the commit of the code that runs, `+` appended when the tree was changed; empty outside git."""
+    folder = Path(__file__).resolve().parent
+    if not (folder.parent / ".git").exists():
+        return ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(folder.parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return ""
+
+
+def _num_gpus() -> int:
+    """Ask the driver, not torch: importing torch here would cost the command line a second."""
+    if "+cpu" in _version_of("torch"):
+        return 0
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value

@@ -1,0 +1,20 @@
+"""Models as sequences of layers. They know nothing of stages or micro-batches."""
+
+from collections.abc import Callable
+
+from pipebench.config import ModelConfig
+from pipebench.models.layers import LayerSequence
+from pipebench.models.mlp import mlp
+from pipebench.models.synthetic import synthetic
+from pipebench.models.transformer import transformer
+
+_BUILDERS: dict[str, Callable[..., LayerSequence]] = {
+    "transformer": transformer,
+    "mlp": mlp,
+    "synthetic": synthetic,
+}
+
+
+def layer_sequence(config: ModelConfig) -> LayerSequence:
+    """Return the configured model, nothing built yet."""
+    return _BUILDERS[config.kind](config)

@@ -1,0 +1,38 @@
+"""Residual multi-layer perceptron for regression or classification.
+
+Shape suffixes: B samples, I inputs, D width, C outputs.
+"""
+
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipebench.config import MlpConfig
+from pipebench.models.layers import LayerSequence
+
+
+class Residual(nn.Module):
+    """x + dropout(linear(gelu(norm(x))))."""
+
+    def __init__(self, config: MlpConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width)
+        self.linear = nn.Linear(config.width, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return x_BD + self.dropout(self.linear(functional.gelu(self.norm(x_BD))))
+
+
+def mlp(config: MlpConfig) -> LayerSequence:
+    residuals = (partial(Residual, config),) * config.layers
+    loss = {"regression": functional.mse_loss, "classification": functional.cross_entropy}[config.task]
+    return LayerSequence(
+        (
+            partial(nn.Linear, config.inputs, config.width),
+            *residuals,
+            partial(nn.Linear, config.width, config.outputs),
+        ),
+        loss,
+    )

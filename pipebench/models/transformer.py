@@ -1,0 +1,105 @@
+"""Decoder-only transformer language model, pre-norm, as embedding, attention and feed-forward halves, and head.
+
+The two halves of a block are layers of their own, so that a partition can cut between them.
+Shape suffixes: B samples, T tokens, D width, H heads, F feed-forward width, V vocabulary.
+"""
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipebench.config import TransformerConfig
+from pipebench.models.layers import LayerSequence
+
+_INIT_STD = 0.02
+
+
+class Embedding(nn.Module):
+    """Token plus learned position embedding."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.token = nn.Embedding(config.vocabulary, config.width)
+        self.position = nn.Embedding(config.sequence, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        nn.init.normal_(self.token.weight, std=_INIT_STD)
+        nn.init.normal_(self.position.weight, std=_INIT_STD)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        x_BTD: Tensor = self.dropout(self.token(tokens_BT) + self.position(positions_T))
+        return x_BTD
+
+
+class Attention(nn.Module):
+    """Causal self-attention half of a block, its residual connection included."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.norm = nn.LayerNorm(config.width)
+        self.query_key_value = _linear(config.width, 3 * config.width, _INIT_STD)
+        self.project = _linear(config.width, config.width, _residual_std(config))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        samples, tokens, width = x_BTD.shape
+        qkv = self.query_key_value(self.norm(x_BTD)).view(samples, tokens, 3, self.heads, width // self.heads)
+        q_BHTd, k_BHTd, v_BHTd = qkv.permute(2, 0, 3, 1, 4)
+        y_BHTd = functional.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, is_causal=True)
+        y_BTD = y_BHTd.transpose(1, 2).reshape(samples, tokens, width)
+        return x_BTD + self.dropout(self.project(y_BTD))
+
+
+class FeedForward(nn.Module):
+    """Feed-forward half of a block, its residual connection included."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width)
+        self.widen = _linear(config.width, config.feed_forward, _INIT_STD)
+        self.narrow = _linear(config.feed_forward, config.width, _residual_std(config))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        hidden_BTF = functional.gelu(self.widen(self.norm(x_BTD)), approximate="tanh")
+        return x_BTD + self.dropout(self.narrow(hidden_BTF))
+
+
+class Head(nn.Module):
+    """Final norm and projection to the vocabulary, not tied to the embedding."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width)
+        self.project = nn.Linear(config.width, config.vocabulary, bias=False)
+        nn.init.normal_(self.project.weight, std=_INIT_STD)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        logits_BTV: Tensor = self.project(self.norm(x_BTD))
+        return logits_BTV
+
+
+def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Mean cross-entropy over tokens; every sample has equally many, so also the mean over samples."""
+    return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+
+def transformer(config: TransformerConfig) -> LayerSequence:
+    blocks = (partial(Attention, config), partial(FeedForward, config)) * config.layers
+    return LayerSequence((partial(Embedding, config), *blocks, partial(Head, config)), next_token_loss)
+
+
+def _residual_std(config: TransformerConfig) -> float:
+    """Keep the residual stream's scale independent of depth (Radford et al. 2019, section 2.3)."""
+    return _INIT_STD / math.sqrt(2 * config.layers)
+
+
+def _linear(inputs: int, outputs: int, std: float) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs)
+    nn.init.normal_(linear.weight, std=std)
+    nn.init.zeros_(linear.bias)
+    return linear

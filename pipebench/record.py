@@ -1,0 +1,206 @@
+"""The record of a point: what was measured, raw, and how it is written to and read from files.
+
+A point's result.json is the record; tables, pictures and W&B are views of it. Statistics are computed on
+reading (`pipebench.rows`), so a better statistic needs no new run. JSON only: reading a result executes nothing.
+"""
+
+import dataclasses
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipebench.config import DATA, MODELS, OptimizerConfig, RunConfig, WandbConfig
+from pipebench.errors import ResultError
+from pipebench.schedule.action import Action, Schedule
+from pipebench.trace import Span, Trace
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProfile:
+    """What each layer costs for one micro-batch of `num_samples`: seconds, and bytes by purpose.
+
+    `saved_bytes` are kept from forward to backward, the layer's input not counted; `saves_input` tells whether
+    the layer keeps that too. The last layer includes the loss.
+    """
+
+    num_samples: int
+    names: list[str]
+    forward_s: list[float]
+    backward_s: list[float]
+    parameter_bytes: list[int]
+    saved_bytes: list[int]
+    input_bytes: list[int]
+    saves_input: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes of one rank at the moment of its peak; `allocator_*` are CUDA's own counters, 0 on the CPU."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    allocator_peak_bytes: int
+    allocator_reserved_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        live = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes
+        return self.allocator_peak_bytes or live
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What one rank delivers. Times of step i are in seconds since step i began, the same moment on all ranks.
+
+    `spans[i]` holds (start, end, delay) for each action of the rank's row, or nothing where an engine cannot
+    tell. `transfer_s` is the one-way time of a boundary tensor from the rank before this one. `losses` covers
+    every training step, warm-up included, on the rank of the last stage.
+    """
+
+    rank: int
+    warmup_step_s: list[float]
+    step_s: list[float]
+    steady: bool
+    losses: list[float]
+    grad_rel_error: float | None
+    transfer_s: float
+    spans: list[list[tuple[float, float, float]]]
+    memory: StageMemory
+    peak_rss_bytes: int
+    phases_s: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """One fresh group of workers. `wall_s` is the point's whole time in the parent, start to joined."""
+
+    ranks: list[RankRecord]
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Everything known of one point."""
+
+    key: str
+    config: RunConfig
+    status: str
+    message: str
+    oversubscribed: bool
+    environment: dict[str, Any]
+    layers_per_stage: list[int]
+    rows: list[list[str]]
+    profile: LayerProfile | None
+    repeats: list[Repeat] = field(default_factory=list)
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(
+            self.config.schedule, tuple(tuple(Action.parse(text) for text in row) for row in self.rows)
+        )
+
+
+def traces(result: RunResult, repeat: Repeat) -> list[Trace]:
+    """Return the measured trace of each timed step, or nothing where the engine recorded none."""
+    rows = result.schedule.rows
+    steps = zip(*(record.spans for record in repeat.ranks), strict=True)
+    return [
+        Trace(
+            tuple(
+                Span(rank, action, start, end, delay)
+                for rank, (row, spans) in enumerate(zip(rows, step, strict=True))
+                for action, (start, end, delay) in zip(row, spans, strict=True)
+            ),
+            len(rows),
+        )
+        for step in steps
+    ]
+
+
+def step_times(repeat: Repeat) -> list[float]:
+    """Return each timed step's seconds: until the last rank was done."""
+    return [max(times) for times in zip(*(record.step_s for record in repeat.ranks), strict=True)]
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write atomically: a reader sees the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(content, file, indent=None, separators=(",", ":"), allow_nan=True)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write_result(path: Path, result: RunResult) -> None:
+    write_json(path, {"format": FORMAT, **dataclasses.asdict(result)})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file of ours; raise ResultError, one line, for whatever else it is."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ResultError(f"{path}: cannot be read as a result: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ResultError(f"{path}: expected a pipebench result of format {FORMAT}")
+    return content
+
+
+def read_result(path: Path) -> RunResult:
+    """Read a result.json; raise ResultError when it is not one."""
+    content = read_json(path)
+    try:
+        profile = content["profile"]
+        return RunResult(
+            key=content["key"],
+            config=config_from(content["config"]),
+            status=content["status"],
+            message=content["message"],
+            oversubscribed=content["oversubscribed"],
+            environment=content["environment"],
+            layers_per_stage=content["layers_per_stage"],
+            rows=content["rows"],
+            profile=LayerProfile(**profile) if profile else None,
+            repeats=[_repeat_from(repeat) for repeat in content["repeats"]],
+        )
+    except (KeyError, TypeError) as error:
+        raise ResultError(f"{path}: not a complete result: {error}") from error
+
+
+def config_from(content: dict[str, Any]) -> RunConfig:
+    """Rebuild a RunConfig from its dictionary."""
+    nested = {
+        "model": MODELS[content["model"]["kind"]](**content["model"]),
+        "data": DATA[content["data"]["kind"]](**content["data"]),
+        "optimizer": OptimizerConfig(**content["optimizer"]),
+        "wandb": WandbConfig(**content["wandb"]),
+    }
+    return RunConfig(**{**content, **nested})
+
+
+def _repeat_from(content: dict[str, Any]) -> Repeat:
+    ranks = [
+        RankRecord(
+            **{
+                **rank,
+                "memory": StageMemory(**rank["memory"]),
+                "spans": [[(start, end, delay) for start, end, delay in step] for step in rank["spans"]],
+            }
+        )
+        for rank in content["ranks"]
+    ]
+    return Repeat(ranks, content["wall_s"])

@@ -1,0 +1,1 @@
+"""Pipeline schedules as data: built, checked, simulated and bounded without torch."""
