@@ -19,7 +19,7 @@ from typing import Any
 
 from pipebench.errors import PointError
 
-PRELOADED = ["torch", "torch.distributed", "pipebench.harness.worker", "pipebench.harness.profile"]
+PRELOADED = ["pipebench.harness.preload"]
 GRACE_S = 2.0
 
 
