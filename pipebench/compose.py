@@ -95,7 +95,7 @@ def _register() -> None:
 def _check_override(override: Override, multirun: bool) -> None:
     """Refuse keys that the schema lacks: Hydra would append `+microo=4` without a word."""
     text, key = str(override.input_line), override.key_or_group
-    if key.startswith("hydra.") or key.startswith("hydra/"):
+    if key.startswith(("hydra.", "hydra/")):
         return
     known = [*known_keys(), "experiment"]
     if key not in known:

@@ -271,8 +271,7 @@ def _check_fit(config: RunConfig) -> None:
         _fail(
             "partition",
             counts,
-            f"{config.stages} counts (stages) that add up to {num_layers}, "
-            f"the layers of model={config.model.name}",
+            f"{config.stages} counts (stages) that add up to {num_layers}, the layers of model={config.model.name}",
         )
 
 

@@ -9,7 +9,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-
 CAN_PIN = hasattr(os, "sched_setaffinity")
 """Whether a process can be bound to cores here."""
 
@@ -35,9 +34,7 @@ def usable_cores() -> list[int]:
 
 def describe() -> dict[str, str | int | float]:
     """Return the environment a result depends on; names no user, host or variable."""
-    packages = {
-        name: _version_of(name) for name in ("torch", "numpy", "hydra-core", "wandb", "pipebench")
-    }
+    packages = {name: _version_of(name) for name in ("torch", "numpy", "hydra-core", "wandb", "pipebench")}
     return {
         "python": platform.python_version(),
         **packages,

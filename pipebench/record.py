@@ -102,9 +102,7 @@ class RunResult:
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule(
-            self.config.schedule, tuple(tuple(Action.parse(text) for text in row) for row in self.rows)
-        )
+        return Schedule(self.config.schedule, tuple(tuple(Action.parse(text) for text in row) for row in self.rows))
 
 
 def traces(result: RunResult, repeat: Repeat) -> list[Trace]:

@@ -11,9 +11,7 @@ from pipebench.seeds import Purpose, seed_of
 _HIDDEN = 32
 
 
-def teacher_batches(
-    model: MlpConfig | SyntheticConfig, batch: int, seed: int
-) -> Callable[[int], MiniBatch]:
+def teacher_batches(model: MlpConfig | SyntheticConfig, batch: int, seed: int) -> Callable[[int], MiniBatch]:
     """Return inputs [batch, inputs] with targets [batch, outputs], or class indices [batch]."""
     inputs, outputs, classify = _interface(model)
     generator = torch.Generator().manual_seed(seed_of(seed, Purpose.TEACHER))

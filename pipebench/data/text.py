@@ -13,9 +13,7 @@ from pipebench.errors import ConfigError
 from pipebench.seeds import Purpose, seed_of
 
 
-def text_batches(
-    config: TextConfig, model: TransformerConfig, batch: int, seed: int
-) -> Callable[[int], MiniBatch]:
+def text_batches(config: TextConfig, model: TransformerConfig, batch: int, seed: int) -> Callable[[int], MiniBatch]:
     """Return random windows of `sequence` bytes with their successors; inputs and targets are [batch, sequence]."""
     corpus = _read(config, at_least=model.sequence + 1)
 

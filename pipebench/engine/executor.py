@@ -8,6 +8,7 @@ neither models nor processes: stages compute, a transport carries.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -191,7 +192,7 @@ class Executor:
         if held.root is not None:
             if stage == self._last_stage:
                 received = torch.tensor(self._weights[m], device=self._stages[stage].device)
-            torch.autograd.backward([held.root], [received])
+            torch.autograd.backward(held.root, received)
         if stage == 0:
             return None
         gradient, held.input.grad = held.input.grad, None

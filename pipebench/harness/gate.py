@@ -45,7 +45,7 @@ def plain_gradients(
                 generator.manual_seed(seed_of(seed, Purpose.DROPOUT, step, micro_batch, index))
                 x = layer(x)
             loss = model.loss(x, target)
-        (loss * (len(target) / len(batch.targets))).backward()  # type: ignore[no-untyped-call]
+        (loss * (len(target) / len(batch.targets))).backward()
     return layers
 
 
@@ -75,7 +75,8 @@ def largest_error(
                 if owner != 0:
                     expected.append(torch.empty(parameter.shape, dtype=parameter.dtype))
                     dist.recv(expected[place], src=0)
-                worst[0] = max(worst[0], _relative_error(_gradient(parameter), expected[place], float(scale)))
+                error = _relative_error(_gradient(parameter), expected[place], float(scale))
+                worst[0] = max(float(worst), error)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return float(worst)
 

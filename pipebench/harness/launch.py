@@ -95,9 +95,7 @@ def _enter(work: str, job: Any, rank: int, connection: Connection) -> None:
         connection.send((result,))
 
 
-def _gather(
-    processes: Sequence[BaseProcess], connections: Sequence[Connection], on_progress: Report
-) -> list[Any]:
+def _gather(processes: Sequence[BaseProcess], connections: Sequence[Connection], on_progress: Report) -> list[Any]:
     results: dict[int, Any] = {}
     open_ranks = {connection: rank for rank, connection in enumerate(connections)}
     while open_ranks:

@@ -77,10 +77,12 @@ def peak_rss_bytes() -> int:
 
 def _allocations(run: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, _quiet_stderr():
-        with profile(use_cpu=True, use_device="cuda" if device.type == "cuda" else None, profile_memory=True) as profiled:
+        with profile(
+            use_cpu=True, use_device="cuda" if device.type == "cuda" else None, profile_memory=True
+        ) as profiled:
             run()
         path = Path(folder) / "allocations.json"
-        profiled.export_chrome_trace(str(path))  # type: ignore[no-untyped-call]
+        profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     memory = [event for event in events if event.get("name") == "[memory]"]
     memory.sort(key=lambda event: event["ts"])

@@ -33,11 +33,9 @@ def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
     batch = batches(job.config)(0).to(str(device))
     inputs, targets = batch.inputs[: job.num_samples], batch.targets[: job.num_samples]
     _time_round(stages, inputs, targets)
-    rounds = []
+    rounds: list[tuple[list[float], list[float]]] = []
     began = time.perf_counter()
-    while len(rounds) < _ROUNDS[0] or (
-        len(rounds) < _ROUNDS[1] and time.perf_counter() - began < _BUDGET_S
-    ):
+    while len(rounds) < _ROUNDS[0] or (len(rounds) < _ROUNDS[1] and time.perf_counter() - began < _BUDGET_S):
         rounds.append(_time_round(stages, inputs, targets))
     saved = _saved_bytes(stages, inputs, targets)
     return LayerProfile(

@@ -140,9 +140,7 @@ def _run_once(result: RunResult, profiles: dict[str, LayerProfile], observer: Ob
         profile = _profile(config, profiles, observer)
         profiled_s = time.perf_counter() - began
         counts = _partition(config, profile)
-        schedule = with_recompute(
-            build(config.schedule, config.stages, config.micro), Recompute(config.recompute)
-        )
+        schedule = with_recompute(build(config.schedule, config.stages, config.micro), Recompute(config.recompute))
         trained = with_optimizer(schedule)
         validate(trained)
         with tempfile.TemporaryDirectory(prefix="pipebench-") as scratch:
@@ -187,14 +185,11 @@ def _partition(config: RunConfig, profile: LayerProfile) -> list[int]:
             return list(counts)
 
 
-def _jobs(
-    config: RunConfig, schedule: Schedule, counts: list[int], profile: LayerProfile, store: str
-) -> list[RankJob]:
+def _jobs(config: RunConfig, schedule: Schedule, counts: list[int], profile: LayerProfile, store: str) -> list[RankJob]:
     cores = _cores_of(config, config.stages)
     model_bytes = sum(profile.parameter_bytes)
     return [
-        RankJob(config, schedule, tuple(counts), model_bytes, rank, cores[rank], store)
-        for rank in range(config.stages)
+        RankJob(config, schedule, tuple(counts), model_bytes, rank, cores[rank], store) for rank in range(config.stages)
     ]
 
 

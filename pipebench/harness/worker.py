@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from pipebench.data import batches
 from pipebench.data.batch import MiniBatch
@@ -132,7 +133,7 @@ class Bench:
         job: RankJob,
         model: LayerSequence,
         mini_batch: Callable[[int], MiniBatch],
-        store: dist.Store,
+        store: Store,
     ) -> None:
         self.mini_batch = mini_batch
         self._job = job
@@ -154,9 +155,7 @@ class Bench:
         stopwatch = CudaStopwatch() if device.type == "cuda" else HostStopwatch()
         if config.engine == "torch":
             return TorchPipeline(job.schedule, rank, stage, self._boundary_specs, self._optimizer), transport
-        pipeline = Pipeline(
-            job.schedule, rank, stage, self._boundary_specs, self._optimizer, transport, stopwatch
-        )
+        pipeline = Pipeline(job.schedule, rank, stage, self._boundary_specs, self._optimizer, transport, stopwatch)
         return pipeline, transport
 
     def gradient_error(self, engine: Engine, device: torch.device) -> float:
@@ -173,9 +172,7 @@ class Bench:
         engine.accumulate(0, batch)
         reference = None
         if job.rank == 0:
-            reference = plain_gradients(
-                self._model, batch, config.micro, config.seed, 0, device, autocast_of(config)
-            )
+            reference = plain_gradients(self._model, batch, config.micro, config.seed, 0, device, autocast_of(config))
         owners = [rank for rank, count in enumerate(job.layers_per_stage) for _ in range(count)]
         error = largest_error(engine.layers, reference, owners, job.rank)
         for parameter in _parameters(engine):
@@ -298,15 +295,13 @@ def _largest(value: float) -> float:
     return float(tensor)
 
 
-def _join_group(job: RankJob) -> dist.Store:
+def _join_group(job: RankJob) -> Store:
     """Make the process group over loopback; NCCL beside gloo where every rank has a GPU of its own."""
     os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    store = dist.FileStore(job.store, job.config.stages)
+    store = FileStore(job.store, job.config.stages)
     backend = "cpu:gloo,cuda:nccl" if _own_gpu_each(job) else "gloo"
-    dist.init_process_group(
-        backend, store=store, rank=job.rank, world_size=job.config.stages, timeout=GROUP_TIMEOUT
-    )
-    return dist.PrefixStore("pipebench", store)
+    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.config.stages, timeout=GROUP_TIMEOUT)
+    return PrefixStore("pipebench", store)
 
 
 def _own_gpu_each(job: RankJob) -> bool:

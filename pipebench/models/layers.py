@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from pipebench.seeds import Purpose, seed_of
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSequence:
@@ -18,7 +20,7 @@ class LayerSequence:
     """
 
     builders: tuple[Callable[[], nn.Module], ...]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Loss
 
 
 def build_layers(model: LayerSequence, indices: Sequence[int], seed: int) -> list[nn.Module]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipebench.config import MlpConfig
-from pipebench.models.layers import LayerSequence
+from pipebench.models.layers import LayerSequence, Loss
 
 
 class Residual(nn.Module):
@@ -22,17 +22,18 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        return x_BD + self.dropout(self.linear(functional.gelu(self.norm(x_BD))))
+        update_BD: Tensor = self.dropout(self.linear(functional.gelu(self.norm(x_BD))))
+        return x_BD + update_BD
 
 
 def mlp(config: MlpConfig) -> LayerSequence:
     residuals = (partial(Residual, config),) * config.layers
-    loss = {"regression": functional.mse_loss, "classification": functional.cross_entropy}[config.task]
+    losses: dict[str, Loss] = {"regression": functional.mse_loss, "classification": functional.cross_entropy}
     return LayerSequence(
         (
             partial(nn.Linear, config.inputs, config.width),
             *residuals,
             partial(nn.Linear, config.width, config.outputs),
         ),
-        loss,
+        losses[config.task],
     )

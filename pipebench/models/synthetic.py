@@ -51,8 +51,7 @@ def synthetic(config: SyntheticConfig) -> LayerSequence:
     factors = [1.0] * (config.layers - 1) + [1.0 + config.imbalance]
     return LayerSequence(
         tuple(
-            partial(Sleep, config.width, config.forward_s * factor, config.backward_s * factor)
-            for factor in factors
+            partial(Sleep, config.width, config.forward_s * factor, config.backward_s * factor) for factor in factors
         ),
         functional.mse_loss,
     )

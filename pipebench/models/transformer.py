@@ -51,7 +51,8 @@ class Attention(nn.Module):
         q_BHTd, k_BHTd, v_BHTd = qkv.permute(2, 0, 3, 1, 4)
         y_BHTd = functional.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, is_causal=True)
         y_BTD = y_BHTd.transpose(1, 2).reshape(samples, tokens, width)
-        return x_BTD + self.dropout(self.project(y_BTD))
+        update_BTD: Tensor = self.dropout(self.project(y_BTD))
+        return x_BTD + update_BTD
 
 
 class FeedForward(nn.Module):
@@ -66,7 +67,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         hidden_BTF = functional.gelu(self.widen(self.norm(x_BTD)), approximate="tanh")
-        return x_BTD + self.dropout(self.narrow(hidden_BTF))
+        update_BTD: Tensor = self.dropout(self.narrow(hidden_BTF))
+        return x_BTD + update_BTD
 
 
 class Head(nn.Module):

@@ -125,9 +125,7 @@ class Schedule:
                     return (own,)
                 return (own, Action(Op.BACKWARD, stage + 1, micro_batch))
             case Op.OPTIMIZER:
-                return tuple(
-                    Action(Op.BACKWARD, stage, micro_batch) for micro_batch in range(self.num_micro_batches)
-                )
+                return tuple(Action(Op.BACKWARD, stage, micro_batch) for micro_batch in range(self.num_micro_batches))
 
     def transfers(self) -> Iterator[Transfer]:
         """Yield every tensor that crosses ranks, in the order in which the consumers' rows need it."""

@@ -14,9 +14,7 @@ def no_transfer_time(producer: Action, consumer: Action) -> float:
     return 0.0
 
 
-def simulate(
-    schedule: Schedule, duration_s: DurationOf, transfer_s: TransferTimeOf = no_transfer_time
-) -> Trace:
+def simulate(schedule: Schedule, duration_s: DurationOf, transfer_s: TransferTimeOf = no_transfer_time) -> Trace:
     """Return when every action would run.
 
     `duration_s(action)` occupies the action's rank; `transfer_s(producer, consumer)` is the pure latency of a
