@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -19,6 +20,7 @@ from pipebench.machine import Machine
 from pipebench.schedule.builders import SCHEDULES, Recompute
 
 ENGINES = ("pipebench", "torch")
+TORCH_SCHEDULES = ("gpipe", "1f1b")
 PARTITIONS = ("time", "parameters", "uniform")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("fp32", "bf16")
@@ -228,8 +230,15 @@ def _check_numbers(config: RunConfig) -> None:
         _fail("optimizer.lr", config.optimizer.lr, "a number above 0")
     if not 0 <= config.seed < 2**31:
         _fail("seed", config.seed, "a whole number from 0 to 2147483647")
-    if config.data.kind == "text" and config.data.max_bytes < 1:
-        _fail("data.max_bytes", config.data.max_bytes, "a whole number of at least 1")
+    if isinstance(config.data, TextConfig):
+        _check_text(config.data)
+
+
+def _check_text(data: TextConfig) -> None:
+    if data.max_bytes < 1:
+        _fail("data.max_bytes", data.max_bytes, "a whole number of at least 1")
+    if data.path is not None and not Path(data.path).exists():
+        _fail("data.path", data.path, "a file or folder that exists, or null for Python's standard library")
 
 
 def _check_model(model: ModelConfig) -> None:
@@ -261,6 +270,8 @@ def _check_fit(config: RunConfig) -> None:
         _fail("stages", config.stages, f"at most {num_layers}, the layers of model={config.model.name}")
     if config.micro > config.batch:
         _fail("micro", config.micro, f"at most {config.batch}, the samples of a mini-batch (batch)")
+    if config.engine == "torch":
+        _check_torch_engine(config)
     if isinstance(config.partition, str):
         _check_name("partition", config.partition, [*PARTITIONS, "a list of layer counts such as [5,5]"])
         return
@@ -273,6 +284,16 @@ def _check_fit(config: RunConfig) -> None:
             counts,
             f"{config.stages} counts (stages) that add up to {num_layers}, the layers of model={config.model.name}",
         )
+
+
+def _check_torch_engine(config: RunConfig) -> None:
+    """What torch.distributed.pipelining cannot do."""
+    if config.schedule not in TORCH_SCHEDULES:
+        _fail("schedule", config.schedule, f"one of {', '.join(TORCH_SCHEDULES)} with engine=torch")
+    if config.recompute != "never":
+        _fail("recompute", config.recompute, "never with engine=torch")
+    if config.batch % config.micro:
+        _fail("micro", config.micro, f"a divisor of batch={config.batch} with engine=torch")
 
 
 def _resolve_device(device: str, machine: Machine) -> str:

@@ -46,15 +46,24 @@ def imbalance(stage_times_s: Sequence[float]) -> float:
     return max(stage_times_s) / (sum(stage_times_s) / len(stage_times_s))
 
 
-def median_interval(
-    groups: Sequence[Sequence[float]], confidence: float = 0.95, draws: int = 2000
-) -> tuple[float, float]:
-    """Return a percentile-bootstrap interval of the median over all samples.
+Groups = Sequence[Sequence[float]]
+"""Samples of one point: a list for each fresh group of workers."""
 
-    `groups` holds one list of samples per fresh worker group; groups are drawn first, then samples inside
-    them, so that variation between groups widens the interval as it should.
-    """
+
+def median_interval(groups: Groups) -> tuple[float, float]:
+    """Return the 95 % percentile-bootstrap interval of the median over all samples."""
+    return _interval(_bootstrap_medians(groups, np.random.default_rng(0)))
+
+
+def ratio_interval(groups: Groups, baseline: Groups) -> tuple[float, float, float]:
+    """Return the ratio of two points' medians and its 95 % percentile-bootstrap interval."""
     random = np.random.default_rng(0)
+    ratios = _bootstrap_medians(groups, random) / _bootstrap_medians(baseline, random)
+    return (float(np.median(np.concatenate(groups)) / np.median(np.concatenate(baseline))), *_interval(ratios))
+
+
+def _bootstrap_medians(groups: Groups, random: np.random.Generator, draws: int = 2000) -> np.ndarray:
+    """Draw groups first, then samples inside them, so that variation between groups widens the interval."""
     arrays = [np.asarray(group, dtype=float) for group in groups if len(group)]
     medians = np.empty(draws)
     for draw in range(draws):
@@ -62,6 +71,9 @@ def median_interval(
         medians[draw] = np.median(
             np.concatenate([random.choice(arrays[index], len(arrays[index])) for index in chosen])
         )
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(medians, [tail, 1.0 - tail])
+    return medians
+
+
+def _interval(draws: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(draws, [0.025, 0.975])
     return float(low), float(high)

@@ -25,7 +25,7 @@ class LayerProfile:
     """What each layer costs for one micro-batch of `num_samples`: seconds, and bytes by purpose.
 
     `saved_bytes` are kept from forward to backward, the layer's input not counted; `saves_input` tells whether
-    the layer keeps that too. The last layer includes the loss.
+    the layer keeps that too. The last layer includes the loss. Seconds are there only when a partition needs them.
     """
 
     num_samples: int
@@ -79,10 +79,11 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """One fresh group of workers. `wall_s` is the point's whole time in the parent, start to joined."""
+    """One fresh group of workers. `wall_s` is the point's whole time in the parent, `profiling_s` of it the layers'."""
 
     ranks: list[RankRecord]
     wall_s: float
+    profiling_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,4 +202,4 @@ def _repeat_from(content: dict[str, Any]) -> Repeat:
         )
         for rank in content["ranks"]
     ]
-    return Repeat(ranks, content["wall_s"])
+    return Repeat(ranks, content["wall_s"], content["profiling_s"])

@@ -213,7 +213,7 @@ def _resources(result: RunResult) -> Row:
 def harness_s(repeat: Repeat) -> float:
     """Return what a point cost beyond warm-up, timed steps, profiling and gate: starting, joining, recording."""
     measuring = ("checking gradients", "warming up", "measuring", "profiling memory")
-    return repeat.wall_s - sum(repeat.ranks[0].phases_s[phase] for phase in measuring)
+    return repeat.wall_s - repeat.profiling_s - sum(repeat.ranks[0].phases_s[phase] for phase in measuring)
 
 
 def _training(result: RunResult) -> Row:

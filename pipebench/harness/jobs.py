@@ -28,8 +28,9 @@ class RankJob:
 
 @dataclass(frozen=True, slots=True)
 class ProfileJob:
-    """Time the layers of `config`'s model on `num_samples` samples."""
+    """Measure the layers of `config`'s model on `num_samples` samples: their bytes, and if `timed` their seconds."""
 
     config: RunConfig
     num_samples: int
+    timed: bool
     cores: tuple[int, ...]

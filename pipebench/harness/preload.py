@@ -1,7 +1,7 @@
 """Imported once by the process that workers are forked from, so that none of them pays for it again.
 
-The first operation on the meta device and the first optimizer import hundreds of modules each (1 s). Nothing here may start a thread or
-touch CUDA: neither survives a fork.
+The first operation on the meta device and the first optimizer import hundreds of modules each (1 s).
+Nothing here may start a thread or touch CUDA: neither survives a fork.
 """
 
 import torch

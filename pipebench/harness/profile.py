@@ -1,4 +1,4 @@
-"""What each layer costs alone, measured once per model and micro-batch size: the input to partition and memory model."""
+"""What each layer costs alone, measured once per model and micro-batch size: partition and memory model need it."""
 
 import time
 from statistics import median
@@ -22,7 +22,7 @@ _BUDGET_S = 1.0
 
 
 def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
-    """Time forward and backward of every layer on its own, training mode, real data; runs in a worker."""
+    """Measure every layer on its own, training mode, real data; runs in a worker."""
     device = claim_cores(job.config, job.cores, local_rank=0)
     report(Progress("profiling layers"))
     model = layer_sequence(job.config.model)
@@ -32,12 +32,8 @@ def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
         stages[-1].module.to("cpu")
     batch = batches(job.config)(0).to(str(device))
     inputs, targets = batch.inputs[: job.num_samples], batch.targets[: job.num_samples]
-    _time_round(stages, inputs, targets)
-    rounds: list[tuple[list[float], list[float]]] = []
-    began = time.perf_counter()
-    while len(rounds) < _ROUNDS[0] or (len(rounds) < _ROUNDS[1] and time.perf_counter() - began < _BUDGET_S):
-        rounds.append(_time_round(stages, inputs, targets))
     saved = _saved_bytes(stages, inputs, targets)
+    rounds = _timed_rounds(stages, inputs, targets) if job.timed else []
     return LayerProfile(
         num_samples=job.num_samples,
         names=[type(stage.module[0]).__name__ for stage in stages],
@@ -48,6 +44,15 @@ def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
         input_bytes=[size for _, size, _ in saved],
         saves_input=[kept for _, _, kept in saved],
     )
+
+
+def _timed_rounds(stages: list[Stage], inputs: Tensor, targets: Tensor) -> list[tuple[list[float], list[float]]]:
+    _time_round(stages, inputs, targets)
+    rounds: list[tuple[list[float], list[float]]] = []
+    began = time.perf_counter()
+    while len(rounds) < _ROUNDS[0] or (len(rounds) < _ROUNDS[1] and time.perf_counter() - began < _BUDGET_S):
+        rounds.append(_time_round(stages, inputs, targets))
+    return rounds
 
 
 def _time_round(stages: list[Stage], x: Tensor, targets: Tensor) -> tuple[list[float], list[float]]:

@@ -138,7 +138,7 @@ def _run_once(result: RunResult, profiles: dict[str, LayerProfile], observer: Ob
     config = result.config
     try:
         profile = _profile(config, profiles, observer)
-        profiled_s = time.perf_counter() - began
+        profiling_s = time.perf_counter() - began
         counts = _partition(config, profile)
         schedule = with_recompute(build(config.schedule, config.stages, config.micro), Recompute(config.recompute))
         trained = with_optimizer(schedule)
@@ -148,7 +148,7 @@ def _run_once(result: RunResult, profiles: dict[str, LayerProfile], observer: Ob
             ranks = run_group(MEASURE_RANK, jobs, config.device, observer.progress)
     except PointError as error:
         return dataclasses.replace(result, status="error", message=str(error))
-    repeats = [*result.repeats, Repeat(ranks, time.perf_counter() - began - profiled_s)]
+    repeats = [*result.repeats, Repeat(ranks, time.perf_counter() - began, profiling_s)]
     status, message = _judge(config, repeats)
     return dataclasses.replace(
         result,
@@ -164,10 +164,10 @@ def _run_once(result: RunResult, profiles: dict[str, LayerProfile], observer: Ob
 def _profile(config: RunConfig, profiles: dict[str, LayerProfile], observer: Observer) -> LayerProfile:
     """Profile once per model and micro-batch size (and whatever else a layer's time depends on)."""
     num_samples = micro_batch_sizes(config.batch, config.micro)[0]
-    same = dataclasses.replace(_reference(config), micro=1)
-    name = f"{key_of(same)}/{num_samples}"
+    timed = config.partition == "time"
+    name = f"{key_of(_reference(config))}/{num_samples}/{timed}"
     if name not in profiles:
-        job = ProfileJob(config, num_samples, _cores_of(config, num_ranks=1)[0])
+        job = ProfileJob(config, num_samples, timed, _cores_of(config, num_ranks=1)[0])
         [profiles[name]] = run_group(PROFILE_LAYERS, [job], config.device, observer.progress)
     return profiles[name]
 

@@ -42,7 +42,7 @@ class Sleep(nn.Module):
         if x_BD.device.type != "meta":  # shape inference takes no time
             time.sleep(self.forward_s * len(x_BD))
         y_BD: Tensor = self.linear(x_BD)
-        result: Tensor = _SleepInBackward.apply(y_BD, self.backward_s * len(x_BD))
+        result: Tensor = _SleepInBackward.apply(y_BD, self.backward_s * len(x_BD))  # type: ignore[no-untyped-call]
         return result
 
 

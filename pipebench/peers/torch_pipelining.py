@@ -30,14 +30,13 @@ class TorchPipeline:
         self._rank = rank
         self._is_last = rank == schedule.num_stages - 1
         self._module = _SeededStage(stage, schedule.num_micro_batches)
-        meta = torch.device("meta")
         torch_stage = PipelineStage(
             self._module,
             rank,
             schedule.num_stages,
             stage.device,
-            input_args=(boundary_specs[rank][0].empty(meta),),
-            output_args=(boundary_specs[rank + 1][0].empty(meta),),
+            input_args=(_stand_in(boundary_specs[rank][0]),),
+            output_args=(_stand_in(boundary_specs[rank + 1][0]),),
         )
         schedule_class = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[schedule.name]
         loss = stage.loss_of if self._is_last else _no_loss
@@ -58,7 +57,7 @@ class TorchPipeline:
             return StepOutcome((), None)
         losses: list[Tensor] = []
         self._schedule.step(*arguments, target=batch.targets, losses=losses)
-        return StepOutcome((), float(torch.stack(losses).mean()))
+        return StepOutcome((), float(torch.stack(losses).detach().mean()))
 
 
 class _SeededStage(nn.Module):
@@ -78,6 +77,12 @@ class _SeededStage(nn.Module):
         micro_batch = self._calls % self._num_micro_batches
         self._calls += 1
         return self._stage.forward(x, self._step, micro_batch)
+
+
+def _stand_in(spec: TensorSpec) -> Tensor:
+    """Return what torch wants instead of inferring shapes; it sends gradients only where this asks for them."""
+    tensor = spec.empty(torch.device("meta"))
+    return tensor.requires_grad_(tensor.is_floating_point())
 
 
 def _no_loss(output: Tensor, target: Tensor) -> Tensor:

@@ -1,0 +1,36 @@
+# Two commands set everything up: `make bench` and `make test`.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+ARGS   ?= -m stages=2,4,8 micro=4,16,32
+
+.PHONY: bench test perf clean
+
+bench: $(VENV)/.bench
+	$(PY) -m pipebench $(ARGS)
+
+test: $(VENV)/.test
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m pytest
+
+perf: $(VENV)/.bench
+	$(PY) -m pipebench.perf
+
+$(PY):
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); \
+	  sys.exit(0 if ok else f"Python {sys.version.split()[0]}: expected 3.11 to 3.13; name one with make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.bench: pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(PY)
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,90 @@
+"""The command line: compose and check the whole grid, run it, and leave table, files and W&B runs.
+
+Exit code 0 when every point is fine, 1 when one failed or was wrong, 2 for a configuration that cannot run (then
+nothing has been written), 130 after Ctrl-C.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipebench.compose import Grid, compose_grid
+from pipebench.config import RunConfig, resolve
+from pipebench.display import make_display
+from pipebench.errors import ConfigError
+from pipebench.harness.sweep import Observer, Plan, make_folder, plan_sweep, run_sweep
+from pipebench.machine import this_machine
+from pipebench.record import RunResult
+from pipebench.rows import COMPARABLE, row_of, stage_rows
+from pipebench.tracking import Tracker, commands, make_tracker
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the process's exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        grid = compose_grid(arguments)
+        if grid is None:
+            return 0
+        machine = this_machine()
+        plan = plan_sweep([resolve(point, machine) for point in grid.points], grid.swept, grid.experiment or "sweep")
+        folder = _make_folder(grid)
+    except ConfigError as error:
+        print(f"ConfigError: {error}", file=sys.stderr)
+        return 2
+    return _run(plan, folder, grid.points[0])
+
+
+def _make_folder(grid: Grid) -> Path:
+    results_dir = grid.points[0].results_dir
+    try:
+        return make_folder(Path(results_dir), grid.experiment or "sweep")
+    except OSError as error:
+        raise ConfigError(f"results_dir={results_dir}: expected a folder that can be written: {error}") from error
+
+
+def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
+    display = make_display(plan)
+    tracker = make_tracker(first.wandb, folder, plan.name, display.note)
+    finished: dict[str, RunResult] = {}
+
+    def point_done(result: RunResult) -> None:
+        finished[result.key] = result
+        _track(tracker, result, finished.get(plan.reference_of.get(result.key, "")), plan.swept)
+        display.point_done(result)
+
+    try:
+        with display.shown():
+            run_sweep(plan, folder, Observer(display.point_started, display.progress, point_done))
+    except KeyboardInterrupt:
+        print("interrupted: what was measured so far follows", file=sys.stderr)
+    finally:
+        tracker.finish()
+    _conclude(folder, first)
+    if len(finished) < len(plan.all):
+        return 130
+    return 0 if all(result.status in COMPARABLE for result in finished.values()) else 1
+
+
+def _track(tracker: Tracker, result: RunResult, reference: RunResult | None, swept: Sequence[str]) -> None:
+    stages = stage_rows(result) if result.repeats else []
+    tracker.log_point(result, row_of(result, reference, swept), stages)
+
+
+def _conclude(folder: Path, first: RunConfig) -> None:
+    """Write the report and say where everything is; imported late, since pandas and seaborn take a second."""
+    from pipebench.report.sweep import read_sweep, rows
+    from pipebench.report.tables import print_table
+    from pipebench.report.write import write_report
+
+    written = write_report(folder)
+    print()
+    print_table(rows(read_sweep(folder)))
+    print()
+    print("files    ", ", ".join(str(path) for path in written))
+    print("          one result.json and trace.json (open in ui.perfetto.dev) a point under", folder / "runs")
+    print("report    python -m pipebench.report", shlex.quote(str(folder)))
+    if first.wandb.mode != "disabled":
+        for command in commands(folder):
+            print("W&B      ", command)

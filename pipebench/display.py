@@ -1,0 +1,96 @@
+"""What a sweep shows while it runs: a live line on a terminal, plain lines elsewhere.
+
+Nothing refreshes by itself: a timer in this process would steal time from the steps being measured. Workers
+wait while a line is drawn (`launch.run_group`), so drawing falls between steps.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from pipebench.config import RunConfig, key_of, value_at
+from pipebench.harness.launch import Progress
+from pipebench.harness.sweep import Plan
+from pipebench.record import RunResult, step_times
+
+_BAR_WIDTH = 24
+
+
+class Display:
+    """Counts fresh groups of workers (points x repeats, references included) and shows the current one."""
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self._console = console
+        self._swept = plan.swept
+        self._references = set(plan.references)
+        self._total = sum(config.repeats for config in plan.all.values())
+        self._started = 0
+        self._began = time.monotonic()
+        self._current = ""
+        self._live: Live | None = None
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the live line, on a terminal."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
+            yield
+        self._live = None
+
+    def point_started(self, config: RunConfig, round_number: int) -> None:
+        self._started += 1
+        round_text = f", round {round_number + 1} of {config.repeats}" if config.repeats > 1 else ""
+        self._current = self._name(config) + round_text
+        self._draw(Progress("starting"))
+
+    def progress(self, progress: Progress) -> None:
+        self._draw(progress)
+
+    def point_done(self, result: RunResult) -> None:
+        times = [time for repeat in result.repeats for time in step_times(repeat)]
+        step = f"  step {sorted(times)[(len(times) - 1) // 2] * 1e3:.1f} ms" if times else ""
+        message = f"  {result.message}" if result.message else ""
+        count = f"[{self._started:>{len(str(self._total))}}/{self._total}]"
+        line = Text(f"{count} {self._name(result.config):<34} {result.status}{step}{message}")
+        if result.status in ("wrong", "error"):
+            line.stylize("red")
+        self._console.print(line, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Print a line of warning."""
+        self._console.print(Text(text, style="yellow"), soft_wrap=True)
+
+    def _name(self, config: RunConfig) -> str:
+        parts = [f"{key}={value_at(config, key)}" for key in dict.fromkeys(("stages", "micro", *self._swept))]
+        return "one device, for the speed-up" if key_of(config) in self._references else " ".join(parts)
+
+    def _draw(self, progress: Progress) -> None:
+        if self._live is None:
+            return
+        filled = _BAR_WIDTH * (self._started - 1) // self._total
+        bar = "━" * filled + "─" * (_BAR_WIDTH - filled)
+        steps = f" {progress.done}/{progress.total}" if progress.total else ""
+        step = f"  last step {progress.step_s * 1e3:.0f} ms" if progress.step_s is not None else ""
+        self._live.update(
+            Text(f"{bar} {self._started}/{self._total}  {self._current}: {progress.phase}{steps}{step}{self._left()}"),
+            refresh=True,
+        )
+
+    def _left(self) -> str:
+        """Estimate the time left from the mean time of the groups that are done."""
+        done = self._started - 1
+        if done < 1:
+            return ""
+        seconds = (time.monotonic() - self._began) / done * (self._total - done)
+        return f"  about {seconds:.0f} s left" if seconds < 120 else f"  about {seconds / 60:.0f} min left"
+
+
+def make_display(plan: Plan) -> Display:
+    return Display(plan, Console(file=sys.stdout, highlight=False))

@@ -1,0 +1,162 @@
+"""`make perf`: the project's own speed targets, all sides of a comparison in one interleaved run.
+
+It prints what was measured beside each target and writes the same to a file; it never fails a build, since
+a shared machine's times are evidence, not a verdict.
+"""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tabulate import tabulate
+
+from pipebench.compose import compose_grid
+from pipebench.config import RunConfig, resolve
+from pipebench.display import make_display
+from pipebench.harness.sweep import Observer, make_folder, plan_sweep, run_sweep
+from pipebench.machine import this_machine
+from pipebench.metrics import Groups, ratio_interval
+from pipebench.record import RunResult, step_times, write_json
+from pipebench.rows import harness_s, row_of, stage_rows
+from pipebench.tracking import make_tracker
+
+BLOCKS = "partition=[9,9]"
+"""The default transformer cut by whole blocks: what torch.distributed.pipelining is usually given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One target with what was measured; `interval` is 95 % where the figure is a ratio of medians."""
+
+    target: str
+    limit: float
+    measured: float
+    interval: tuple[float, float] | None
+
+    @property
+    def met(self) -> bool:
+        return self.measured <= self.limit
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pipebench.perf", description="Measure the speed targets.")
+    parser.add_argument("--repeats", type=int, default=5, help="fresh process groups per point (default 5)")
+    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where to keep the raw files")
+    options = parser.parse_args(argv)
+    folder = make_folder(options.results_dir, "perf")
+    findings = [*_against_torch(folder, options.repeats), *_synthetic(folder), *_harness(folder)]
+    text = _table(findings)
+    print(text)
+    (folder / "perf.md").write_text(text + "\n")
+    write_json(folder / "perf.json", {"findings": [dataclasses.asdict(finding) for finding in findings]})
+    print(f"\nraw files  {folder}")
+    return 0
+
+
+def _against_torch(folder: Path, repeats: int) -> list[Finding]:
+    points = []
+    for micro in (8, 32):
+        common = ["stages=2", f"micro={micro}", f"repeats={repeats}"]
+        points += [
+            _point(BLOCKS, "engine=torch", *common),
+            _point(BLOCKS, "engine=pipebench", *common),
+            _point("partition=time", "engine=pipebench", *common),
+        ]
+    results = _measure(folder / "against_torch", points, ("micro", "engine", "partition"))
+    findings = []
+    for torch, blocks, by_time in zip(results[::3], results[1::3], results[2::3], strict=True):
+        where = f"K=2 M={torch.config.micro}"
+        findings += [
+            _ratio(f"{where}: step time / torch ScheduleGPipe, whole blocks", 0.97, blocks, torch),
+            _ratio(f"{where}: partition=time / torch ScheduleGPipe", 0.93, by_time, torch),
+        ]
+        for name, result in (("whole blocks", blocks), ("partition=time", by_time)):
+            row = row_of(result, None)
+            off = abs(row["replayed_step_s"] / row["step_s"] - 1)
+            findings.append(Finding(f"{where}: replayed / measured step, {name}, off by", 0.03, off, None))
+    return findings
+
+
+def _synthetic(folder: Path) -> list[Finding]:
+    point = _point("model=synthetic", "stages=8", "micro=32")
+    [result] = _measure(folder / "synthetic", [point], ())
+    row = row_of(result, None)
+    return [
+        Finding(
+            "synthetic K=8 M=32, 4/8 ms: bubble_fraction - bound",
+            0.02,
+            row["bubble_fraction"] - row["bubble_bound"],
+            None,
+        )
+    ]
+
+
+def _harness(folder: Path) -> list[Finding]:
+    """Time everything around the measuring of K=8 points, W&B offline included; the first also starts the server."""
+    points = [_point("stages=8", f"micro={micro}", "steps=3", "warmup=3") for micro in (4, 8, 16, 32)]
+    began: list[float] = []
+    results = _measure(folder / "harness", points, ("micro",), lambda: began.append(time.perf_counter()))
+    measuring = [result.repeats[0].wall_s - harness_s(result.repeats[0]) for result in results]
+    walls = [end - start for start, end in zip(began[1:], [*began[2:], time.perf_counter()], strict=True)]
+    overheads = [wall - measured for wall, measured in zip(walls, measuring, strict=True)]
+    return [Finding("harness seconds per point at K=8, W&B offline", 1.5, max(overheads), None)]
+
+
+def _point(*overrides: str) -> RunConfig:
+    grid = compose_grid(overrides)
+    assert grid is not None
+    return resolve(grid.points[0], this_machine())
+
+
+def _measure(
+    folder: Path, points: Sequence[RunConfig], swept: Sequence[str], on_start: Callable[[], None] = lambda: None
+) -> list[RunResult]:
+    """Run the points as any sweep would, W&B included, and return their results in order."""
+    plan = plan_sweep(points, swept, folder.name)
+    display = make_display(plan)
+    tracker = make_tracker(points[0].wandb, folder, plan.name, display.note)
+
+    def point_started(config: RunConfig, round_number: int) -> None:
+        on_start()
+        display.point_started(config, round_number)
+
+    def point_done(result: RunResult) -> None:
+        tracker.log_point(result, row_of(result, None, swept), stage_rows(result) if result.repeats else [])
+        display.point_done(result)
+
+    folder.mkdir()
+    with display.shown():
+        results = run_sweep(plan, folder, Observer(point_started, display.progress, point_done))
+    tracker.finish()
+    return [results[key] for key in plan.points]
+
+
+def _ratio(target: str, limit: float, result: RunResult, baseline: RunResult) -> Finding:
+    ratio, low, high = ratio_interval(_groups(result), _groups(baseline))
+    return Finding(target, limit, ratio, (low, high))
+
+
+def _groups(result: RunResult) -> Groups:
+    return [step_times(repeat) for repeat in result.repeats]
+
+
+def _table(findings: Sequence[Finding]) -> str:
+    rows = [
+        (
+            finding.target,
+            f"{finding.measured:.3f}",
+            f"{finding.interval[0]:.3f} to {finding.interval[1]:.3f}" if finding.interval else "",
+            f"at most {finding.limit}",
+            "met" if finding.met else "missed",
+        )
+        for finding in findings
+    ]
+    return tabulate(rows, headers=("target", "measured", "95 % interval", "wanted", ""), tablefmt="github")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
