@@ -133,4 +133,10 @@ def _where(error: BaseException, overrides: Sequence[str]) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+    text = str(error).strip().partition("\n")[0]
+    wanted = _WANTED.get(text.rpartition("could not be converted to ")[2])
+    return f"expected {wanted}" if wanted else text
+
+
+_WANTED = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+"""OmegaConf's names of types in its conversion errors, in the user's words."""

@@ -264,20 +264,15 @@ class _Steps:
         return _largest(own), own, spans
 
     def _agreed_start(self) -> float:
-        """Return a moment soon after every rank is ready, once it has come.
+        """Return a moment soon after every rank is ready; the rank that begins the step waits for it.
 
         A barrier would release the ranks milliseconds apart where they share cores; perf_counter is one clock
-        for the whole host.
+        for the whole host. The other ranks go ahead and wait for their first tensor, as they do in training.
         """
         start = _largest(time.perf_counter()) + self._margin_s
-        time.sleep(max(0.0, start - time.perf_counter() - _SPIN_S))
-        while time.perf_counter() < start:
-            pass
+        if dist.get_rank() == 0:
+            time.sleep(max(0.0, start - time.perf_counter()))
         return start
-
-
-_SPIN_S = 1e-4
-"""How long before a step the ranks stop sleeping: about what a sleep overshoots."""
 
 
 def is_steady(step_s: list[float]) -> bool:

@@ -1,0 +1,237 @@
+"""The product from outside: real processes over gloo, real files, read back."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipebench.compose import EXPERIMENTS_DIR
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["model.layers=2", "model.width=32", "model.feed_forward=64", "model.sequence=16", "batch=6"]
+QUICK = ["steps=3", "warmup=2"]
+
+
+def run(*arguments: str, folder: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user would, in a folder of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "pipebench", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A real sweep: two processes a point, a ragged mini-batch, recompute on and off, every schedule."""
+    folder = tmp_path_factory.mktemp("sweep")
+    done = run(
+        "-m",
+        "stages=2",
+        "micro=1,4",
+        "schedule=gpipe,1f1b,naive",
+        "recompute=never,always",
+        "repeats=2",
+        *SMALL,
+        *QUICK,
+        folder=folder,
+    )
+    [results] = (folder / "results").iterdir()
+    return results, done
+
+
+def rows_of(results: Path) -> list[dict[str, str]]:
+    with (results / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_sweep_ends_well_and_says_where_things_are(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    _, done = sweep
+    assert done.returncode == 0, done.stderr
+    for word in ("results.csv", "report.md", "pipebench.report", "wandb sync", "bubble"):
+        assert word in done.stdout
+
+
+def test_every_point_is_a_row_with_right_gradients(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    results, _ = sweep
+    rows = rows_of(results)
+    assert len(rows) == 12
+    assert {(row["micro"], row["schedule"], row["recompute"]) for row in rows} == {
+        (micro, schedule, recompute)
+        for micro in ("1", "4")
+        for schedule in ("gpipe", "1f1b", "naive")
+        for recompute in ("never", "always")
+    }
+    for row in rows:
+        assert row["status"] == "ok"
+        assert float(row["grad_rel_error"]) < 1e-5
+        assert float(row["step_ci_low_s"]) <= float(row["step_s"]) <= float(row["step_ci_high_s"])
+        assert float(row["samples_per_s"]) == pytest.approx(6 / float(row["step_s"]))
+        assert float(row["tokens_per_s"]) == pytest.approx(16 * 6 / float(row["step_s"]))
+        assert 0 <= float(row["bubble_replayed"]) < 1
+        assert float(row["peak_memory_bytes"]) > 0
+        assert float(row["speedup"]) > 0
+
+
+def test_bounds_in_the_table_are_the_closed_forms(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    for row in rows_of(sweep[0]):
+        if row["schedule"] == "naive":
+            assert float(row["bubble_bound"]) == 0.5
+        elif row["recompute"] == "never":
+            assert float(row["bubble_bound"]) == pytest.approx(1 / (int(row["micro"]) + 1))
+
+
+def test_losses_do_not_depend_on_schedule_or_recompute(
+    sweep: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    for micro in ("1", "4"):
+        for column in ("loss_first", "loss_last"):
+            losses = [float(row[column]) for row in rows_of(sweep[0]) if row["micro"] == micro]
+            assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
+
+
+def test_recompute_saves_memory(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    peaks = {
+        row["recompute"]: float(row["peak_memory_bytes"])
+        for row in rows_of(sweep[0])
+        if row["micro"] == "4" and row["schedule"] == "gpipe"
+    }
+    assert peaks["always"] < peaks["never"]
+
+
+def test_raw_samples_and_traces_are_on_disk(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    results, _ = sweep
+    state = json.loads((results / "sweep.json").read_text())
+    assert [point["state"] for point in state["points"]] == ["ok"] * 12
+    for point in state["points"]:
+        result = json.loads((results / "runs" / point["key"] / "result.json").read_text())
+        assert len(result["repeats"]) == 2
+        for repeat in result["repeats"]:
+            assert [rank["rank"] for rank in repeat["ranks"]] == [0, 1]
+            for rank in repeat["ranks"]:
+                assert len(rank["step_s"]) == len(rank["spans"]) == 3
+        trace = json.loads((results / "runs" / point["key"] / "trace.json").read_text())
+        names = {event["name"] for event in trace["traceEvents"] if event["ph"] == "X"}
+        assert {"0F0", "1B0", "0O", "1O"} <= names
+
+
+def test_the_report_can_be_rebuilt_from_files_without_torch(
+    sweep: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    results, _ = sweep
+    before = (results / "results.csv").read_text()
+    (results / "results.csv").unlink()
+    program = (
+        "import sys; from pipebench.report.__main__ import main; code = main([sys.argv[1]]); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program, str(results)], check=True, cwd=tmp_path, env=environment)
+    assert (results / "results.csv").read_text() == before
+
+
+def test_wandb_holds_every_number_of_the_csv(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    results, _ = sweep
+    runs = sorted((results / "wandb").glob("offline-run-*"))
+    assert len(runs) == 13  # 12 points and their one reference
+    wandb = Path(sys.executable).parent / "wandb"
+    summaries = {}
+    for run_folder in runs:
+        shown = subprocess.run(
+            [wandb, "leet", "inspect", "--summary", "--json", run_folder], capture_output=True, text=True, check=True
+        )
+        summary = json.loads(shown.stdout)
+        summary = summary.get("summary", summary)
+        summaries[summary["key"]] = summary
+    for row in rows_of(results):
+        summary = summaries[row["key"]]
+        for column, text in row.items():
+            if column.endswith(("_s", "_bytes", "_fraction", "_bound", "_replayed", "speedup", "imbalance")) and text:
+                assert float(summary[column]) == pytest.approx(float(text)), column
+
+
+def test_nothing_is_left_behind(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    results, _ = sweep
+    assert not [path for path in results.rglob(".*") if path.is_file() and "result.json" in path.name]
+    assert {path.name for path in results.iterdir()} >= {"sweep.json", "runs", "results.csv", "report.md", "wandb"}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXPERIMENTS_DIR.glob("*.yaml")))
+def test_every_experiment_runs_with_two_steps(name: str, tmp_path: Path) -> None:
+    smaller = {
+        "bubble_vs_bound": ["model.forward_s=0.0001", "model.backward_s=0.0002", "batch=4"],
+        "mlp": ["batch=32", "model.layers=4"],
+    }
+    overrides = smaller.get(name, SMALL)
+    done = run(
+        "-m", f"experiment={name}", "stages=2", "micro=2,4", "steps=2", "warmup=1", *overrides, "wandb.mode=disabled",
+        folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [results] = (tmp_path / "results").iterdir()
+    assert results.name.endswith(f"-{name}")
+    assert {row["status"] for row in rows_of(results)} == {"ok"}
+
+
+def test_sleeping_stages_come_close_to_the_bound(tmp_path: Path) -> None:
+    """K=4 on any machine, 10 ms stages: far from the naive 0.75, and never better than the bound by more than noise."""
+    done = run(
+        "model=synthetic", "model.layers=4", "model.forward_s=0.01", "model.backward_s=0.02", "stages=4", "micro=8",
+        "batch=8", "steps=3", "warmup=1", "wandb.mode=disabled", folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [results] = (tmp_path / "results").iterdir()
+    [row] = rows_of(results)
+    assert float(row["bubble_bound"]) == pytest.approx(3 / 11)
+    assert 0.25 < float(row["bubble_fraction"]) < 0.5
+    assert row["oversubscribed"] == "False"
+
+
+def test_the_torch_engine_is_measured_and_checked_the_same_way(tmp_path: Path) -> None:
+    done = run(
+        "-m", "engine=torch,pipebench", "schedule=gpipe,1f1b", "stages=2", "micro=2", *SMALL, *QUICK,
+        "wandb.mode=disabled", folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [results] = (tmp_path / "results").iterdir()
+    for row in rows_of(results):
+        assert row["status"] == "ok"
+        assert float(row["grad_rel_error"]) < 1e-5
+        assert (row["bubble_fraction"] == "") == (row["engine"] == "torch")
+
+
+@pytest.mark.parametrize("model", ["mlp", "mlp_classifier"])
+def test_the_mlp_learns(model: str, tmp_path: Path) -> None:
+    done = run(
+        f"model={model}", "model.layers=2", "model.width=64", "model.dropout=0", "optimizer.lr=0.01", "batch=64",
+        "micro=4", "steps=30", "warmup=1", "wandb.mode=disabled", folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [results] = (tmp_path / "results").iterdir()
+    [row] = rows_of(results)
+    assert float(row["loss_last"]) < 0.8 * float(row["loss_first"])
+
+
+def test_bf16_passes_the_gate(tmp_path: Path) -> None:
+    done = run("precision=bf16", "micro=4", *SMALL, *QUICK, "wandb.mode=disabled", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_gate_off_marks_the_row_unchecked(tmp_path: Path) -> None:
+    done = run("gate=off", "micro=2", *SMALL, *QUICK, "wandb.mode=disabled", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [results] = (tmp_path / "results").iterdir()
+    [row] = rows_of(results)
+    assert row["status"] == "unchecked"
+    assert row["grad_rel_error"] == ""
+    assert "unchecked" in done.stdout
+    assert "unchecked" in (results / "report.md").read_text()
