@@ -19,11 +19,12 @@ from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
 from pipebench.errors import StageError
 from pipebench.schedule.action import Action, Op, Schedule, Transfer
+from pipebench.schedule.memory import peak_in_flight
 from pipebench.trace import Span
 
 RECEIVES_AHEAD = 2
-"""Receives posted per source beyond the one needed next: enough that a sender never waits for a receiver that
-is merely busy, few enough that the waiting buffers stay small beside the activations."""
+"""Fewest receives posted per source beyond the one needed next: enough that a sender never waits for a receiver
+that is merely busy, few enough that the waiting buffers stay small beside the activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Executor:
         self._incoming = _incoming(schedule, rank)
         self._place = {tag: (source, i) for source, tags in self._incoming.items() for i, tag in enumerate(tags)}
         self._transfers = list(schedule.transfers())
+        self._most_in_flight = peak_in_flight(schedule)[rank]
         self._run: dict[Op, Callable[[_Planned, Tensor | None], Tensor | None]] = {
             Op.FORWARD: self._forward,
             Op.RECOMPUTE: self._recompute,
@@ -113,7 +115,7 @@ class Executor:
         self._losses: list[Tensor] = []
         self._num_posted = dict.fromkeys(self._incoming, 0)
         for source in self._incoming:
-            self._post_until(source, RECEIVES_AHEAD)
+            self._post_ahead(source, 0)
         for planned in self._plan:
             try:
                 self._execute(planned)
@@ -142,15 +144,25 @@ class Executor:
 
     def _receive(self, tag: int) -> Tensor:
         source, place = self._place[tag]
-        self._post_until(source, place + 1 + RECEIVES_AHEAD)
+        self._post_ahead(source, place + 1)
         return self._transport.receive(tag)
 
-    def _post_until(self, source: int, count: int) -> None:
-        """Post receives in the order in which the source sends, which NCCL needs."""
+    def _post_ahead(self, source: int, num_needed: int) -> None:
+        """Post the receives needed now and some more, in the order in which the source sends, which NCCL needs.
+
+        A stage's input may be posted as long as the rank holds fewer micro-batches than it will at its peak:
+        posting costs a message, and early in a step a rank has nothing else to do.
+        """
         tags = self._incoming[source]
-        while self._num_posted[source] < min(count, len(tags)):
-            tag = tags[self._num_posted[source]]
-            transfer = self._transfers[tag]
+        room = self._most_in_flight - len(self._in_flight)
+        while (place := self._num_posted[source]) < len(tags):
+            transfer = self._transfers[tags[place]]
+            ahead = RECEIVES_AHEAD
+            if transfer.consumer.op == Op.FORWARD:
+                ahead = max(ahead, room)
+            if place >= num_needed + ahead:
+                break
+            tag = tags[place]
             # What arrives is the consumer's input, or the gradient of the producer's input: the same spec.
             stage = max(transfer.producer.stage, transfer.consumer.stage)
             self._transport.post(transfer, tag, self._boundary_specs[stage][transfer.producer.micro_batch])

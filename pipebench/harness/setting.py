@@ -1,5 +1,6 @@
 """How a worker sits on the machine: its cores, threads, device and precision."""
 
+import ctypes
 import os
 
 import torch
@@ -12,10 +13,27 @@ def claim_cores(config: RunConfig, cores: tuple[int, ...], local_rank: int) -> t
     if cores:
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(config.threads)
+    _keep_freed_memory()
     if config.device == "cuda":
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc not to return freed memory to the kernel.
+
+    Activations are freed and allocated anew in every step; faulting their pages in again cost 5 to 15 % of a step
+    here. Training hosts usually run an allocator that keeps memory, so every engine and the reference get it.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            libc.mallopt(parameter, 1 << 30)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""From glibc's malloc.h."""
 
 
 def autocast_of(config: RunConfig) -> torch.dtype | None:

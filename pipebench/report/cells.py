@@ -1,0 +1,56 @@
+"""How a value looks in a table: digits, units, marks, and text that cannot break out of its cell."""
+
+import math
+
+from pipebench.rows import MEASURED, Row
+
+NOTHING = "–"
+MIB = 2**20
+
+LEGEND = {
+    "*": "oversubscribed: stages x threads exceed the cores, so its wall clock says nothing about K devices",
+    "~": "not steady: step times had not settled when the warm-up ended",
+    "unchecked": "measured, but its gradients were not compared with plain PyTorch (gate=off)",
+    "wrong": "its gradients differ from plain PyTorch's: not a result",
+    "error": "the point failed, see its message",
+    "pending": "not run, or not yet",
+    NOTHING: "not measured, or a combination that was not asked for",
+}
+
+_SPECIAL = {ord(character): f"&#{ord(character)};" for character in "|<>*`[]\\~$"}
+
+
+def digits(value: float | None, num: int = 3) -> str:
+    """Return `num` significant digits, in plain notation and never fewer than all whole digits."""
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    return f"{value:.{max(0, num - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    return digits(None if seconds is None else seconds * 1e3, 4)
+
+
+def mebibytes(num_bytes: float | None) -> str:
+    return digits(None if num_bytes is None else num_bytes / MIB)
+
+
+def fraction(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def bubble(row: Row, separator: str) -> str:
+    """Return measured, replayed and bound: none of them is printed without the others."""
+    return separator.join(fraction(row[name]) for name in ("bubble_fraction", "bubble_replayed", "bubble_bound"))
+
+
+def marks(row: Row) -> str:
+    """Return the marks of a row's flags."""
+    return ("*" if row["oversubscribed"] else "") + ("~" if row["status"] in MEASURED and not row["steady"] else "")
+
+
+def escape(value: object) -> str:
+    """Return text that stays text in a Markdown cell and in HTML, on one line."""
+    return " ".join(str(value).replace("&", "&amp;").translate(_SPECIAL).split())
