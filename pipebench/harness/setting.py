@@ -9,7 +9,7 @@ from pipebench.config import RunConfig
 
 
 def claim_cores(config: RunConfig, cores: tuple[int, ...], local_rank: int) -> torch.device:
-    """Pin this process to `cores` (none: leave it free), set its threads, and return its device."""
+    """Pin the calling thread, and those it will start, to `cores` (none: leave them free); return the device."""
     if cores:
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(config.threads)

@@ -4,7 +4,7 @@ import math
 
 from pipebench.rows import MEASURED, Row
 
-NOTHING = "–"
+NOTHING = "\N{EN DASH}"
 MIB = 2**20
 
 LEGEND = {
@@ -26,7 +26,8 @@ def digits(value: float | None, num: int = 3) -> str:
         return NOTHING
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
-    return f"{value:.{max(0, num - 1 - math.floor(math.log10(abs(value))))}f}"
+    exponent = int(f"{value:.{num - 1}e}".partition("e")[2])
+    return f"{value:.{max(0, num - 1 - exponent)}f}"
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -77,14 +77,17 @@ def legend(rows: Sequence[Row]) -> list[str]:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print the table of a sweep; on a terminal, or in a pipe, that is too narrow, lines wrap and stay whole."""
+    """Print the table of a sweep; where there is too little room, long lines wrap and no number is cut off."""
     from rich.console import Console
     from rich.measure import Measurement
 
-    table = terminal_table(rows)
     console = Console(highlight=False)
     wide = console.options.update(max_width=10_000)
-    needed = Measurement.get(console, wide, table).maximum
+    for gap in (2, 1):
+        table = terminal_table(rows, gap)
+        needed = Measurement.get(console, wide, table).maximum
+        if needed <= console.width:
+            break
     Console(highlight=False, width=max(console.width, needed)).print(table)
     used = "".join(marks(row) for row in rows)
     for mark in "*~":
@@ -92,13 +95,13 @@ def print_table(rows: Sequence[Row]) -> None:
             print(f"{mark} {LEGEND[mark]}")
 
 
-def terminal_table(rows: Sequence[Row]) -> "Table":
-    """Return one line per point: what it is, how it went, and the numbers that matter, with their interval."""
+def terminal_table(rows: Sequence[Row], gap: int = 2) -> "Table":
+    """Return one line per point, columns `gap` apart: what it is, how it went, and the numbers that matter."""
     from rich.table import Table
     from rich.text import Text
 
     names = varying(rows)
-    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True, header_style="bold")
+    table = Table(box=None, padding=(0, gap), pad_edge=False, collapse_padding=True, header_style="bold")
     for name in ["K", "M", *names]:
         table.add_column(Text(name), no_wrap=True, justify="right" if name in ("K", "M") else "left")
     table.add_column("status", no_wrap=True)

@@ -1,0 +1,170 @@
+"""report.md: what was run and where, what failed, tables and pictures, and how to read the numbers."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pipebench.config import RunConfig, value_at
+from pipebench.report.cells import NOTHING, bubble, digits, escape, mebibytes, milliseconds
+from pipebench.report.grid import K, M, groups, varying
+from pipebench.report.sweep import Sweep, reference_rows, stages_of
+from pipebench.report.tables import legend, markdown, pivots
+from pipebench.rows import COMPARABLE, Row, StageRow
+
+NOT_SHOWN = ("results_dir", "wandb")
+
+BUBBLE_TEXT = """\
+All three are idle time over makespan, for K stages. **measured**: of the steps as they really ran.
+**replayed**: the same schedule played with the measured cost of every action and transfer, each stage on a device of
+its own; it means something even where stages outnumber cores. **bound**: the closed form of the schedule for equal
+stages and free transfers, (K-1)/(M+K-1) for GPipe and 1F1B. So replayed - bound is imbalance and transfer, and
+measured - replayed is overhead and contention.
+(Megatron-LM prints (K-1)/M instead, which is idle over ideal time.)"""
+
+STAGE_COLUMNS: dict[str, Callable[[StageRow], str]] = {
+    "layers": lambda stage: str(stage.layers),
+    "forward": lambda stage: milliseconds(stage.forward_s),
+    "backward": lambda stage: milliseconds(stage.backward_s),
+    "recompute": lambda stage: milliseconds(stage.recompute_s),
+    "optimizer": lambda stage: milliseconds(stage.optimizer_s),
+    "busy": lambda stage: milliseconds(stage.busy_s),
+    "transfer in": lambda stage: milliseconds(stage.transfer_in_s),
+    "parameters": lambda stage: mebibytes(stage.parameters_bytes),
+    "gradients": lambda stage: mebibytes(stage.gradients_bytes),
+    "optimizer state": lambda stage: mebibytes(stage.optimizer_bytes),
+    "activations": lambda stage: mebibytes(stage.activations_bytes),
+    "activations predicted": lambda stage: mebibytes(stage.activations_predicted_bytes),
+    "peak": lambda stage: mebibytes(stage.peak_memory_bytes),
+    "peak resident": lambda stage: mebibytes(stage.peak_rss_bytes),
+}
+"""What each column of the per-stage table shows; those that no stage has are left out."""
+
+
+def page(sweep: Sweep, rows: Sequence[Row], pictures: Sequence[str]) -> str:
+    """Return the whole page; `pictures` are files beside it."""
+    parts = [
+        f"# pipebench: {escape(sweep.name)}",
+        f"{_counts(rows)} Swept: {_swept(sweep)}.",
+        *_failures(rows),
+        "## Results",
+        *(f"![{name.removesuffix('.png')} against micro-batches]({name})" for name in pictures),
+        *_tables(rows),
+        "**Marks.** " + "; ".join(legend(rows)) + ".",
+        "## How to read the bubble",
+        BUBBLE_TEXT,
+        *_references(sweep),
+        "## What ran, and where",
+        _setting(sweep),
+        *_stages(sweep, rows),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    statuses = [row["status"] for row in rows]
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    return f"{len(rows)} point{'s' if len(rows) != 1 else ''}: {counts}."
+
+
+def _swept(sweep: Sweep) -> str:
+    configs = list(sweep.points.values())
+    return (
+        "; ".join(f"{escape(key)} = {_distinct(value_at(config, key) for config in configs)}" for key in sweep.swept)
+        or "nothing"
+    )
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    """Say which points are no results, and why, before any number is shown."""
+    bad = [row for row in rows if row["status"] not in COMPARABLE]
+    lines = [f"- **{row['status']}** {_name(row, rows)}: {escape(row['message'] or 'not run yet')}" for row in bad]
+    return ["## Points without a result", "\n".join(lines)] if bad else []
+
+
+def _name(row: Row, rows: Sequence[Row]) -> str:
+    others = "".join(f", {escape(name)}={escape(row[name])}" for name in varying(rows))
+    return f"K={row[K]}, M={row[M]}{others}"
+
+
+def _tables(rows: Sequence[Row]) -> list[str]:
+    parts = []
+    for title, members in groups(rows).items():
+        parts += [f"### {escape(title)}"] if title else []
+        for name, table in pivots(members).items():
+            parts += [f"**{name}**", table]
+    return parts
+
+
+def _references(sweep: Sweep) -> list[str]:
+    """Say what each speed-up is measured against."""
+    rows = reference_rows(sweep)
+    text = "A speed-up is the step time of the same model and batch on one device (K=1, M=1) over the point's."
+    if not rows:
+        return ["## One device", f"{text} No such run has finished yet."]
+    names = varying(rows)
+    header = [*names, "status", "step ms", "samples/s", "tokens/s", "peak MiB"]
+    lines = [
+        [
+            *(escape(row[name]) for name in names),
+            escape(f"{row['status']}: {row['message']}" if row["message"] else row["status"]),
+            milliseconds(row["step_s"]),
+            digits(row["samples_per_s"]),
+            digits(row["tokens_per_s"]),
+            mebibytes(row["peak_memory_bytes"]),
+        ]
+        for row in rows
+    ]
+    return ["## One device", text, markdown(header, lines, len(names) + 1)]
+
+
+def _setting(sweep: Sweep) -> str:
+    """Return what all points have in common, and the machine they ran on."""
+    configs = list(sweep.points.values())
+    fixed = [field.name for field in dataclasses.fields(RunConfig) if field.name not in (*sweep.swept, *NOT_SHOWN)]
+    lines = [[name, _distinct(_described(getattr(config, name)) for config in configs)] for name in fixed]
+    environments = [result.environment for result in (*sweep.references.values(), *sweep.results.values())]
+    names = dict.fromkeys(name for environment in environments for name in environment)
+    lines += [[escape(name), _distinct(environment.get(name) for environment in environments)] for name in names]
+    return markdown(["", ""], [_with_unit(name, value) for name, value in lines], 2)
+
+
+def _with_unit(name: str, value: str) -> list[str]:
+    if name == "memory_bytes" and value.isdecimal():
+        return ["memory", f"{int(value) / 2**30:.1f} GiB"]
+    return [name, value]
+
+
+def _described(value: Any) -> str:
+    """Return a group of the configuration in one cell: its name, and what else it sets."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return str(value)
+    content = dataclasses.asdict(value)
+    name = content.pop("name")
+    content.pop("kind", None)
+    settings = ", ".join(f"{key}={setting}" for key, setting in content.items())
+    return f"{name} ({settings})" if settings else str(name)
+
+
+def _distinct(found: Iterable[Any]) -> str:
+    """Return the distinct values in the order met, ready for a cell."""
+    return " / ".join(dict.fromkeys(escape(value) for value in found))
+
+
+def _stages(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
+    """Return a collapsed table for every measured point: where the time and the memory of each stage went."""
+    parts = []
+    for row in rows:
+        stages = stages_of(sweep.results[row["key"]]) if row["key"] in sweep.results else []
+        if stages:
+            numbers = f"bubble {bubble(row, ' / ')}, imbalance {digits(row['imbalance'])}"
+            summary = f"{_name(row, rows)} ({row['status']}): {numbers}"
+            parts.append(f"<details><summary>{summary}</summary>\n\n{_stage_table(stages)}\n\n</details>")
+    text = "Times of one action, and of all actions in a step (busy), in ms; memory at each rank's peak, in MiB."
+    return ["## Stages of every point", text, *parts] if parts else []
+
+
+def _stage_table(stages: Sequence[StageRow]) -> str:
+    columns = {name: [cell(stage) for stage in stages] for name, cell in STAGE_COLUMNS.items()}
+    shown = {name: cells for name, cells in columns.items() if set(cells) != {NOTHING}}
+    lines = [[str(stage.stage), *cells] for stage, *cells in zip(stages, *shown.values(), strict=True)]
+    return markdown(["stage", *shown], lines)

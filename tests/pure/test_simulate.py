@@ -1,0 +1,147 @@
+"""The simulator against its own definition, published closed forms and an independent simulation's cases."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cases import GRID, NAMES, costs, make
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipebench.metrics import bubble_fraction
+from pipebench.schedule.action import Action
+from pipebench.schedule.builders import Recompute
+from pipebench.schedule.memory import peak_in_flight
+from pipebench.schedule.simulate import simulate
+from pipebench.trace import Trace
+
+CASES = Path(__file__).resolve().parent.parent / "data" / "schedule_unit_cases.csv"
+
+SCHEDULE_OF = {
+    "gpipe": ("gpipe", Recompute.NEVER),
+    "gpipe-recompute-early": ("gpipe", Recompute.ALWAYS),
+    "gpipe-recompute-early-except-last": ("gpipe", Recompute.EXCEPT_LAST),
+    "gpipe-recompute-fused": ("gpipe", Recompute.NEVER),
+    "1f1b": ("1f1b", Recompute.NEVER),
+    "1f1b-recompute-early": ("1f1b", Recompute.ALWAYS),
+}
+
+
+def unit_cases() -> list[dict[str, str]]:
+    with CASES.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def longest_rank_span(trace: Trace) -> float:
+    ranks = [[span for span in trace.spans if span.rank == rank] for rank in range(trace.num_ranks)]
+    return max(max(s.end_s for s in spans) - min(s.start_s for s in spans) for spans in ranks)
+
+
+def busiest_rank(trace: Trace) -> float:
+    return max(sum(s.duration_s for s in trace.spans if s.rank == rank) for rank in range(trace.num_ranks))
+
+
+def test_there_are_cases_of_every_kind() -> None:
+    assert len(unit_cases()) == 152
+    assert {case["schedule"] for case in unit_cases()} == set(SCHEDULE_OF)
+
+
+@pytest.mark.parametrize(
+    "case", unit_cases(), ids=lambda case: "-".join(list(case.values())[:3] + list(case.values())[4:9])
+)
+def test_an_independent_simulation_gave_the_same(case: dict[str, str]) -> None:
+    name, recompute = SCHEDULE_OF[case["schedule"]]
+    backward = float(case["B_input"]) + float(case["W"])
+    if case["schedule"].endswith("fused"):
+        backward += float(case["R"])
+    schedule = make(name, int(case["p"]), int(case["m"]), recompute)
+    latency = float(case["comm_latency"])
+    trace = simulate(schedule, costs(float(case["F"]), backward, float(case["R"])), lambda producer, consumer: latency)
+    assert trace.makespan_s == pytest.approx(float(case["makespan"]), rel=1e-9)
+    assert longest_rank_span(trace) == pytest.approx(float(case["max_stage_span"]), rel=1e-9)
+    assert busiest_rank(trace) == pytest.approx(float(case["busy_per_device_max"]), rel=1e-9)
+    assert bubble_fraction(trace) == pytest.approx(float(case["idle_fraction_of_makespan"]), abs=1e-6)
+    if case["peak_in_flight_F_to_B"]:
+        assert peak_in_flight(schedule) == [int(peak) for peak in case["peak_in_flight_F_to_B"].split()]
+
+
+Makespan = Callable[[int, int, float, float, float], float]
+
+CLOSED_FORMS: list[tuple[str, Recompute, Makespan]] = [
+    # shared/reference/schedule_closed_forms.csv; p stages, m micro-batches. Sources: Huang et al. 2019 (gpipe),
+    # Narayanan et al. 2021 (1f1b); the makespans with recompute are derived there.
+    ("gpipe", Recompute.NEVER, lambda p, m, f, b, r: (m + p - 1) * (f + b)),
+    ("gpipe", Recompute.ALWAYS, lambda p, m, f, b, r: (m + p - 1) * f + m * (r + b) + (p - 1) * b),
+    ("gpipe", Recompute.EXCEPT_LAST, lambda p, m, f, b, r: (m + p - 1) * f + (m - 1) * r + (m + p - 1) * b),
+    ("1f1b", Recompute.NEVER, lambda p, m, f, b, r: (m + p - 1) * (f + b)),
+    ("naive", Recompute.NEVER, lambda p, m, f, b, r: p * m * (f + b)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute", "makespan"), CLOSED_FORMS, ids=[f"{name}-{r.value}" for name, r, _ in CLOSED_FORMS]
+)
+@pytest.mark.parametrize(("p", "m"), GRID)
+@pytest.mark.parametrize(("f", "b", "r"), [(1, 2, 1), (3, 5, 3), (10, 18, 7), (2, 1, 1)])
+def test_the_makespan_equals_the_published_closed_form(
+    name: str, recompute: Recompute, makespan: Makespan, p: int, m: int, f: float, b: float, r: float
+) -> None:
+    trace = simulate(make(name, p, m, recompute), costs(f, b, r))
+    assert trace.makespan_s == makespan(p, m, f, b, r)
+
+
+@pytest.mark.parametrize(("p", "m"), [(p, m) for p, m in GRID if m >= p])
+@pytest.mark.parametrize(("f", "b", "r"), [(1, 2, 1), (3, 5, 3), (4, 4, 4)])
+def test_1f1b_with_recompute_takes_its_closed_form_while_m_is_at_least_p(
+    p: int, m: int, f: float, b: float, r: float
+) -> None:
+    trace = simulate(make("1f1b", p, m, Recompute.ALWAYS), costs(f, b, r))
+    assert trace.makespan_s == (m + p - 1) * (f + b) + m * r
+
+
+@pytest.mark.parametrize(("p", "m"), GRID)
+def test_latency_counts_once_for_each_hop_on_the_critical_path(p: int, m: int) -> None:
+    hops_of_1f1b = 2 * (p - 1) + (2 * ((m - 2) - (m - 2) // p) if m >= 2 else 0)
+    hops = {"gpipe": 2 * (p - 1), "1f1b": hops_of_1f1b, "naive": 2 * (p - 1) * m}
+    latency = 2.0**-10  # exact in binary, and small beside an action
+    for name, expected in hops.items():
+        schedule = make(name, p, m)
+        free = simulate(schedule, costs(1.0, 2.0)).makespan_s
+        delayed = simulate(schedule, costs(1.0, 2.0), lambda producer, consumer: latency).makespan_s
+        assert (delayed - free) / latency == expected, name
+
+
+@given(
+    st.sampled_from(NAMES),
+    st.sampled_from(list(Recompute)),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.integers(0, 2**30),
+)
+def test_an_action_starts_the_moment_its_rank_is_free_and_its_inputs_are_there(
+    name: str, recompute: Recompute, num_stages: int, num_micro_batches: int, salt: int
+) -> None:
+    schedule = make(name, num_stages, num_micro_batches, recompute)
+
+    def duration(action: Action) -> float:
+        return 1 + ((salt * 31 + ord(action.op) * 7 + action.stage * 13 + action.micro_batch * 5) % 64) / 8
+
+    def latency(producer: Action, consumer: Action) -> float:
+        return (salt + 7 * producer.stage + 3 * consumer.micro_batch) % 5 / 4
+
+    trace = simulate(schedule, duration, latency)
+    spans = {span.action: span for span in trace.spans}
+    for rank, row in enumerate(schedule.rows):
+        free_at = 0.0
+        for action in row:
+            arrivals = [
+                spans[needed].end_s + (latency(needed, action) if schedule.rank_of(needed) != rank else 0.0)
+                for needed in schedule.dependencies(action)
+            ]
+            assert spans[action].rank == rank
+            assert spans[action].start_s == max([free_at, *arrivals])
+            assert spans[action].duration_s == pytest.approx(duration(action))
+            free_at = spans[action].end_s
+    assert trace.makespan_s == max(span.end_s for span in trace.spans)
+    assert len(trace.spans) == sum(len(row) for row in schedule.rows)

@@ -1,0 +1,382 @@
+"""A report is made from files alone: numbers checked by hand, failures visible, nothing in a folder trusted."""
+
+import csv
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipebench.config import OptimizerConfig, RunConfig, SyntheticConfig, TeacherConfig, WandbConfig
+from pipebench.errors import ResultError
+from pipebench.record import RankRecord, Repeat, RunResult, StageMemory, write_json, write_result
+from pipebench.report.__main__ import main
+from pipebench.report.cells import NOTHING, digits, escape
+from pipebench.report.figures import bubble_picture
+from pipebench.report.sweep import read_sweep, rows
+from pipebench.report.tables import pivots, print_table, terminal_table, write_csv
+from pipebench.report.write import write_report
+from pipebench.rows import Row
+
+MIB = 2**20
+
+OK, WRONG, ERROR, PENDING, REFERENCE = (letter * 12 for letter in "abcde")
+
+ROWS = [["0F0", "0F1", "0B1", "0B0", "0O"], ["1F0", "1F1", "1B1", "1B0", "1O"]]
+
+# One step of K=2, M=2 in seconds: forward 1, backward 2, the optimizer takes no time, transfers are free.
+#   rank 0 |F0F1······B1B1B0B0|     busy 6 of 9
+#   rank 1 |··F0F1B1B1B0B0····|     busy 6 of 9
+SPANS = [
+    [(0.0, 1.0, 0.0), (1.0, 2.0, 0.0), (5.0, 7.0, 0.0), (7.0, 9.0, 0.0), (9.0, 9.0, 0.0)],
+    [(1.0, 2.0, 0.0), (2.0, 3.0, 0.0), (3.0, 5.0, 0.0), (5.0, 7.0, 0.0), (7.0, 7.0, 0.0)],
+]
+
+
+def config(**changes: Any) -> RunConfig:
+    point = RunConfig(
+        stages=2,
+        micro=2,
+        replicas=1,
+        schedule="gpipe",
+        recompute="never",
+        partition="time",
+        engine="pipebench",
+        batch=18,
+        model=SyntheticConfig(name="synthetic", layers=2, width=8, forward_s=1.0, backward_s=2.0, imbalance=0.0),
+        data=TeacherConfig(name="teacher"),
+        optimizer=OptimizerConfig(name="sgd", lr=0.1),
+        precision="fp32",
+        device="cpu",
+        threads=1,
+        warmup=1,
+        steps=1,
+        repeats=1,
+        seed=0,
+        gate="on",
+        results_dir="results",
+        wandb=WandbConfig(mode="disabled", project="pipebench"),
+    )
+    return dataclasses.replace(point, **changes)
+
+
+def rank_record(rank: int, spans: list[tuple[float, float, float]], step_s: float, **changes: Any) -> RankRecord:
+    record = RankRecord(
+        rank=rank,
+        warmup_step_s=[step_s],
+        step_s=[step_s],
+        steady=True,
+        losses=[2.0, 1.0],
+        grad_rel_error=1e-7,
+        transfer_s=0.0,
+        spans=[spans],
+        memory=StageMemory(MIB, MIB, 0, rank * MIB, 0, 0),
+        peak_rss_bytes=100 * MIB,
+        phases_s={"checking gradients": 0.0, "warming up": 9.0, "measuring": 9.0, "profiling memory": 1.0},
+    )
+    return dataclasses.replace(record, **changes)
+
+
+def result(key: str, point: RunConfig, **changes: Any) -> RunResult:
+    """Return a two-stage result that took 9 s a step, unless `changes` say otherwise."""
+    ranks = [rank_record(rank, spans, step_s=9.0) for rank, spans in enumerate(SPANS)]
+    whole = RunResult(
+        key=key,
+        config=point,
+        status="ok",
+        message="",
+        oversubscribed=False,
+        environment={"processor": "Test <CPU>", "cores": 2, "memory_bytes": 4 * 2**30, "torch": "2.9", "git": "abc"},
+        layers_per_stage=[1, 1],
+        rows=ROWS,
+        profile=None,
+        repeats=[Repeat(ranks, wall_s=20.0, profiling_s=0.0)],
+    )
+    return dataclasses.replace(whole, **changes)
+
+
+def one_device(key: str) -> RunResult:
+    """Return the reference: 12 s a step."""
+    spans = [(0.0, 4.0, 0.0), (4.0, 12.0, 0.0), (12.0, 12.0, 0.0)]
+    repeat = Repeat([rank_record(0, spans, step_s=12.0)], wall_s=20.0, profiling_s=0.0)
+    point = config(stages=1, micro=1)
+    return result(key, point, rows=[["0F0", "0B0", "0O"]], layers_per_stage=[2], repeats=[repeat])
+
+
+def write_sweep(folder: Path, points: dict[str, RunConfig], results: list[RunResult], swept: list[str]) -> None:
+    for each in results:
+        write_result(folder / "runs" / each.key / "result.json", each)
+    states = [
+        {"key": key, "state": "", "repeats_done": 1, "config": dataclasses.asdict(c)} for key, c in points.items()
+    ]
+    reference = {"key": REFERENCE, "state": "ok", "repeats_done": 1, "config": dataclasses.asdict(config(stages=1))}
+    state = {
+        "format": 1,
+        "name": "hand|made",
+        "swept": swept,
+        "points": states,
+        "references": [reference],
+        "reference_of": dict.fromkeys(points, REFERENCE),
+    }
+    write_json(folder / "sweep.json", state)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sweep of four points: one fine, one wrong, one failed, one not run."""
+    return four_points(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same four points with their report, for tests that only read it."""
+    folder = four_points(tmp_path_factory.mktemp("reported"))
+    written = write_report(folder)
+    assert [path.name for path in written] == ["results.csv", "report.md", "bubble.png", "throughput.png"]
+    return folder
+
+
+def four_points(folder: Path) -> Path:
+    points = {
+        OK: config(),
+        WRONG: config(micro=4),
+        ERROR: config(micro=8, schedule="1f1b"),
+        PENDING: config(stages=3, micro=2, schedule="1f1b"),
+    }
+    error_message = "rank 1 failed at 1F0: a | b <script>\nsecond line"
+    results = [
+        result(OK, points[OK]),
+        result(WRONG, points[WRONG], status="wrong", message="gradient error 0.5: expected at most 0.0001 in fp32"),
+        result(ERROR, points[ERROR], status="error", message=error_message, repeats=[], rows=[]),
+        one_device(REFERENCE),
+    ]
+    write_sweep(folder, points, results, ["stages", "micro", "schedule"])
+    return folder
+
+
+def csv_rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table_rows(**changes: Any) -> list[Row]:
+    """Return the row of the fine point with some columns changed, for tables without files."""
+    row: Row = {"key": OK, "status": "ok", "stages": 2, "micro": 2, "schedule": "gpipe", "step_s": 9.0}
+    row |= {"step_ci_low_s": 8.5, "step_ci_high_s": 9.5, "samples_per_s": 2.0, "tokens_per_s": None, "speedup": 1.5}
+    row |= {"bubble_fraction": 0.4, "bubble_replayed": 0.35, "bubble_bound": 1 / 3, "peak_memory_bytes": 3 * MIB}
+    row |= {"grad_rel_error": 1e-7, "oversubscribed": False, "steady": True, "message": ""}
+    return [{**row, **changes}]
+
+
+def test_csv_holds_the_numbers_worked_out_by_hand(reported: Path) -> None:
+    row = csv_rows(reported)[0]
+    expected = {
+        "step_s": 9.0,
+        "step_ci_low_s": 9.0,
+        "step_ci_high_s": 9.0,
+        "samples_per_s": 2.0,  # 18 samples in 9 s
+        "speedup": 12 / 9,
+        "bubble_fraction": 1 - 12 / 18,
+        "bubble_replayed": 1 - 12 / 18,
+        "bubble_bound": 1 / 3,
+        "replayed_step_s": 9.0,
+        "imbalance": 1.0,
+        "peak_memory_bytes": 3 * MIB,  # rank 1: parameters, gradients and activations
+        "peak_rss_bytes": 100 * MIB,
+        "grad_rel_error": 1e-7,
+    }
+    assert {name: float(row[name]) for name in expected} == pytest.approx(expected)
+    assert row["tokens_per_s"] == ""
+    assert row["oversubscribed"] == "False"
+
+
+def test_every_point_asked_for_is_a_row_in_grid_order(reported: Path) -> None:
+    table = csv_rows(reported)
+    assert [row["key"] for row in table] == [OK, WRONG, ERROR, PENDING]
+    assert [row["status"] for row in table] == ["ok", "wrong", "error", "pending"]
+    assert [(row["stages"], row["micro"]) for row in table] == [("2", "2"), ("2", "4"), ("2", "8"), ("3", "2")]
+    assert table[1]["speedup"] == ""  # a wrong point is fast at nothing
+    assert table[3]["step_s"] == ""
+    assert float(table[3]["bubble_bound"]) == pytest.approx(2 / 4)
+
+
+def test_csv_defuses_formulas_and_keeps_numbers(tmp_path: Path) -> None:
+    write_csv([{"a": "=1+1", "b": "@x", "c": -1.5, "d": None, "e": float("nan"), "f": "a,b"}], tmp_path / "t.csv")
+    assert (tmp_path / "t.csv").read_text() == "a,b,c,d,e,f\n'=1+1,'@x,-1.5,,nan,\"a,b\"\n"
+
+
+def test_the_page_shows_failed_points_and_why(reported: Path) -> None:
+    page = (reported / "report.md").read_text()
+    assert "4 points: 1 ok, 1 wrong, 1 error, 1 pending." in page
+    assert "- **wrong** K=2, M=4, schedule=gpipe: gradient error 0.5" in page
+    assert "- **error** K=2, M=8, schedule=1f1b: rank 1 failed at 1F0: a &#124; b &#60;script&#62; second line" in page
+    assert "- **pending** K=3, M=2, schedule=1f1b: not run yet" in page
+    gpipe, one_f_one_b = page.split("### schedule=")[1:]
+    assert re.search(r"\*\*K=2\*\* \| +1\.33 \| \*\*wrong\*\* \|", gpipe)
+    assert re.search(rf"\*\*K=2\*\* \| +{NOTHING} \| +\*\*error\*\* \|", one_f_one_b)
+    assert re.search(rf"\*\*K=3\*\* \| +\*\*pending\*\* \| +{NOTHING} \|", one_f_one_b)
+
+
+def test_the_page_says_what_ran_where_and_compared_with_what(reported: Path) -> None:
+    page = (reported / "report.md").read_text()
+    assert page.startswith("# pipebench: hand&#124;made\n")
+    assert "stages = 2 / 3; micro = 2 / 4 / 8; schedule = gpipe / 1f1b" in page
+    assert "Test &#60;CPU&#62;" in page
+    assert "4.0 GiB" in page
+    assert "0.333 / 0.333 / 0.333" in page
+    assert "on one device (K=1, M=1)" in page
+    assert re.search(r"\| ok +\| +12000 \| +1\.50 \|", page)
+    assert page.count("<details>") == page.count("</details>") == 2  # the two measured points
+    assert re.search(r"\| 0 +\| +1 \| +1000 \| +2000 \|", page)
+    assert "![bubble against micro-batches](bubble.png)" in page
+
+
+def test_marks_stand_in_every_table() -> None:
+    [table] = {pivots(table_rows(oversubscribed=True, steady=False, status="unchecked"))["Speed-up over one device"]}
+    assert "1.50\\*~ unchecked" in table
+
+
+def test_the_pictures_are_pictures(reported: Path) -> None:
+    for name in ("bubble.png", "throughput.png"):
+        content = (reported / name).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 10_000
+    assert not [path for path in reported.iterdir() if path.name.startswith(".")]
+
+
+def test_a_sweep_without_a_measurement_has_a_page_and_no_pictures(tmp_path: Path) -> None:
+    write_sweep(tmp_path, {PENDING: config()}, [], ["stages"])
+    assert [path.name for path in write_report(tmp_path)] == ["results.csv", "report.md"]
+    page = (tmp_path / "report.md").read_text()
+    assert "**pending**" in page
+    assert "No such run has finished yet" in page
+    assert ".png" not in page
+
+
+def test_the_terminal_table_keeps_every_number_in_a_narrow_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    failed = table_rows(status="error", step_s=None, samples_per_s=None, speedup=None, grad_rel_error=None, micro=32)
+    print_table([*table_rows(oversubscribed=True), *failed])
+    shown = capsys.readouterr().out
+    for number in ("9000 [8500, 9500]", "2.00", "1.50", "0.400/0.350/0.333", "3.00", "1.0e-07"):
+        assert number in shown
+    assert "…" not in shown
+    assert "\x1b" not in shown
+    assert "\n* oversubscribed" in shown
+    assert max(len(line) for line in shown.splitlines()[:4]) <= 100
+
+
+def test_failed_points_are_red() -> None:
+    table = terminal_table([*table_rows(), *table_rows(status="wrong"), *table_rows(status="error")])
+    assert [row.style for row in table.rows] == [None, "red", "red"]
+
+
+@pytest.mark.parametrize("key", ["../../etc", "AAAAAAAAAAAA", "abc", "aaaaaaaaaaaa\n", "/bbbbbbbbbbb", 12, None])
+def test_a_key_cannot_lead_out_of_the_folder(folder: Path, key: object, capsys: pytest.CaptureFixture[str]) -> None:
+    state = json.loads((folder / "sweep.json").read_text())
+    for place in (state["points"][0], state["references"][0]):
+        kept, place["key"] = place["key"], key
+        write_json(folder / "sweep.json", state)
+        assert main([str(folder)]) == 2
+        place["key"] = kept
+        error = capsys.readouterr().err
+        assert error.startswith("ResultError: ")
+        assert error.count("\n") == 1
+        assert "expected 12 hex digits" in error
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "swept": 3, "points": [], "references": []}'],
+)
+@pytest.mark.parametrize("name", ["sweep.json", f"runs/{OK}/result.json"])
+def test_a_broken_file_is_one_line_and_exit_code_2(
+    folder: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / name).write_text(content)
+    assert main([str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ResultError: ")
+    assert error.count("\n") == 1
+    assert Path(name).name in error
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rows", [["nonsense"], []]),
+        ("key", WRONG),
+        ("status", "<b>ok</b>"),
+        ("repeats", [{"ranks": [], "wall_s": 1, "profiling_s": 0}]),
+        ("config", {}),
+        ("environment", "here"),
+    ],
+)
+def test_a_result_that_makes_no_sense_is_a_result_error(folder: Path, field: str, value: object) -> None:
+    path = folder / "runs" / OK / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(ResultError):
+        rows(read_sweep(folder))
+
+
+def test_a_value_is_drawn_as_text_not_as_a_formula() -> None:
+    assert bubble_picture([*table_rows(schedule="$\\bad{$"), *table_rows()]) is not None
+
+
+def test_a_swept_key_must_be_one_of_ours(folder: Path) -> None:
+    state = json.loads((folder / "sweep.json").read_text())
+    write_json(folder / "sweep.json", {**state, "swept": ["__class__"]})
+    with pytest.raises(ResultError, match="swept key '__class__'"):
+        read_sweep(folder)
+
+
+def test_a_folder_that_is_none_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.startswith("ResultError: ")
+
+
+def test_a_link_in_the_folder_is_replaced_not_followed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside") / "precious"
+    outside.write_text("kept")
+    (folder / "report.md").symlink_to(outside)
+    write_report(folder)
+    assert outside.read_text() == "kept"
+    assert not (folder / "report.md").is_symlink()
+
+
+def test_the_report_needs_no_torch_and_touches_no_pyplot_figure(folder: Path) -> None:
+    program = (
+        "import sys; from pipebench.report.__main__ import main; assert 'pandas' not in sys.modules; "
+        "code = main([sys.argv[1]]); assert 'torch' not in sys.modules; "
+        "import matplotlib.pyplot as plt; assert not plt.get_fignums(); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        str(folder / name) for name in ("results.csv", "report.md", "bubble.png", "throughput.png")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, NOTHING),
+        (0, "0"),
+        (1234.6, "1235"),
+        (99.96, "100"),
+        (12.34, "12.3"),
+        (0.01234, "0.0123"),
+        (-2.0, "-2.00"),
+    ],
+)
+def test_digits_are_significant_and_plain(value: float | None, text: str) -> None:
+    assert digits(value) == text
+
+
+def test_text_stays_text() -> None:
+    assert escape("a|b <i>&\n[x](y) *z* `c`") == ("a&#124;b &#60;i&#62;&amp; &#91;x&#93;(y) &#42;z&#42; &#96;c&#96;")
