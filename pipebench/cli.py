@@ -16,7 +16,7 @@ from pipebench.errors import ConfigError
 from pipebench.harness.sweep import Observer, Plan, make_folder, plan_sweep, run_sweep
 from pipebench.machine import this_machine
 from pipebench.record import RunResult
-from pipebench.rows import COMPARABLE, row_of, stage_rows
+from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
 from pipebench.tracking import Tracker, commands, make_tracker
 
 
@@ -68,7 +68,7 @@ def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
 
 
 def _track(tracker: Tracker, result: RunResult, reference: RunResult | None, swept: Sequence[str]) -> None:
-    stages = stage_rows(result) if result.repeats else []
+    stages = stage_rows(result) if result.status in MEASURED else []
     tracker.log_point(result, row_of(result, reference, swept), stages)
 
 

@@ -152,7 +152,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a file of ours; raise ResultError, one line, for whatever else it is."""
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ResultError(f"{path}: cannot be read as a result: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ResultError(f"{path}: expected a pipebench result of format {FORMAT}")
@@ -176,7 +176,7 @@ def read_result(path: Path) -> RunResult:
             profile=LayerProfile(**profile) if profile else None,
             repeats=[_repeat_from(repeat) for repeat in content["repeats"]],
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultError(f"{path}: not a complete result: {error}") from error
 
 

@@ -60,7 +60,8 @@ def row_of(result: RunResult, reference: RunResult | None, swept: Sequence[str] 
     row |= _resources(result)
     row |= _training(result)
     row["oversubscribed"] = result.oversubscribed
-    row["steady"] = all(record.steady for repeat in result.repeats for record in repeat.ranks)
+    measured = result.status in MEASURED
+    row["steady"] = all(record.steady for repeat in result.repeats for record in repeat.ranks) if measured else None
     row["simulated"] = False
     row["message"] = result.message
     return row

@@ -4,9 +4,12 @@ import dataclasses
 import json
 import math
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from pipebench.config import MlpConfig, OptimizerConfig, RunConfig, TeacherConfi
 from pipebench.record import RankRecord, Repeat, RunResult, StageMemory
 from pipebench.rows import Row, row_of, stage_rows
 from pipebench.tracking import commands, make_tracker
+from pipebench.tracking.wandb_runs import SETTINGS
 
 WANDB = str(Path(sys.executable).with_name("wandb"))
 FAKE_KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -29,10 +33,9 @@ def _loopback_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let nothing reach a real server, nor the home folder, and put in place what must not be written."""
     home = tmp_path / "home"
     home.mkdir()
-    for name in ("HOME", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
-        monkeypatch.setenv(name, str(home))
-    for name in ("WANDB_DATA_DIR", "WANDB_ERROR_REPORTING", "WANDB_MODE", "WANDB_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", FAKE_SECRET)
     monkeypatch.setattr("socket.gethostname", lambda: HOST_NAME)
@@ -157,9 +160,7 @@ def test_each_point_becomes_one_run_with_the_whole_row(
     for result, row in zip(results, rows, strict=True):
         view = views[result.key]
         known = {name: value for name, value in row.items() if value is not None}
-        assert known == {name: view["summary"].get(name) for name in known} | {
-            name: value for name, value in known.items() if isinstance(value, float) and math.isnan(value)
-        }
+        assert {name: view["summary"].get(name) for name in known} == known
         assert view["config"]["stages"] == result.config.stages
         assert view["config"]["micro"] == result.config.micro
         assert view["config"]["environment"] == result.environment
@@ -196,23 +197,58 @@ def _data(table: Path) -> list[list[Any]]:
 
 
 def test_a_sweep_is_whole_without_the_home_folder(folder: Path, warnings_told: list[str]) -> None:
+    variables = dict(os.environ)
     log(folder, [a_result("aaa")], warnings_told)
 
     assert list((folder / "wandb" / "artifacts" / "staging").iterdir())
-    assert not list((folder.parent / "home").rglob("staging"))
-    assert "WANDB_DATA_DIR" not in os.environ
+    assert not [path for path in (folder.parent / "home").rglob("*") if path.is_file()]
+    assert dict(os.environ) == variables
 
 
-@pytest.mark.parametrize("key", [FAKE_KEY, None], ids=["server refuses", "no key"])
+def test_a_point_survives_the_death_of_the_service(
+    folder: Path, warnings_told: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    tracker = make_tracker(a_config().wandb, folder, "my sweep", warnings_told.append)
+    for key in ("aaa", "bbb"):
+        result = a_result(key)
+        tracker.log_point(result, row_of(result, None), stage_rows(result))
+        for pid in service_processes():
+            os.kill(pid, signal.SIGKILL)
+    tracker.finish()
+
+    assert warnings_told == []
+    assert capfd.readouterr() == ("", "")
+    assert len(run_folders(folder)) == 2
+    assert set(summaries(folder)) == {"aaa", "bbb"}
+
+
+def service_processes() -> list[int]:
+    command = ["pgrep", "-P", str(os.getpid()), "-x", "wandb-core"]
+    return [int(pid) for pid in subprocess.run(command, capture_output=True, text=True).stdout.split()]
+
+
+@pytest.fixture
+def mute_server() -> Iterator[str]:
+    """Yield the address of a server that takes connections and never answers, like a network that drops packets."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("fault", ["refuses", "mute", "no key"])
 def test_online_without_a_server_falls_back_to_offline_once(
-    key: str | None,
+    fault: str,
+    mute_server: str,
     folder: Path,
     warnings_told: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    if key:
-        monkeypatch.setenv("WANDB_API_KEY", key)
+    assert SETTINGS["init_timeout"] == 10.0
+    monkeypatch.setitem(SETTINGS, "init_timeout", 2.0)  # the test need not wait as long as a user should
+    if fault != "no key":
+        monkeypatch.setenv("WANDB_API_KEY", FAKE_KEY)
+    if fault == "mute":
+        monkeypatch.setenv("WANDB_BASE_URL", mute_server)
     began = time.perf_counter()
     log(folder, [a_result("aaa"), a_result("bbb")], warnings_told, mode="online")
 
@@ -226,19 +262,25 @@ def test_online_without_a_server_falls_back_to_offline_once(
     assert FAKE_KEY.encode() not in all_bytes(folder.parent)
 
 
-def test_a_folder_that_cannot_be_written_is_told_once(
-    folder: Path, warnings_told: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["init", "Table"])
+def test_an_error_of_wandb_is_told_once_and_leaves_no_broken_run(
+    where: str,
+    folder: Path,
+    warnings_told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     import wandb
 
     def refuse(**_: object) -> None:
         raise OSError("No space left on device\nmore")
 
-    monkeypatch.setattr(wandb, "init", refuse)
+    monkeypatch.setattr(wandb, where, refuse)
     log(folder, [a_result("aaa"), a_result("bbb")], warnings_told)
 
-    assert len(warnings_told) == 1
-    assert warnings_told[0].endswith("No space left on device")
+    assert warnings_told == ["W&B lacks some points, result.json has them: No space left on device"]
+    assert capfd.readouterr() == ("", "")
+    assert run_folders(folder) == []
 
 
 def test_disabled_writes_nothing_and_does_not_import_wandb(folder: Path) -> None:

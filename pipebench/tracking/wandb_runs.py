@@ -61,35 +61,36 @@ class WandbRuns:
         self._told = False
 
     def log_point(self, result: RunResult, row: Row, stages: list[StageRow]) -> None:
-        """Write the point's run. Whatever goes wrong is told once, never raised."""
+        """Write the point's run, at the second try if need be. What goes wrong is told once, never raised."""
         error = self._attempt(result, row, stages)
-        if error is not None and self._mode == "online":
-            self._mode = "offline"
-            self._warn(f"W&B is not reachable, logging offline from here on: {_one_line(error)}")
-            for unfinished in (self._folder / "wandb").glob(f"run-*-{run_id(self._folder, result.key)}"):
-                shutil.rmtree(unfinished, ignore_errors=True)
+        if error is not None:
+            if self._mode == "online":
+                self._mode = "offline"
+                self._warn(f"W&B is not reachable, logging offline from here on: {_one_line(error)}")
             error = self._attempt(result, row, stages)
         if error is not None and not self._told:
             self._told = True
-            self._warn(f"W&B has no run of some points, their result.json is complete: {_one_line(error)}")
+            self._warn(f"W&B lacks some points, result.json has them: {_one_line(error)}")
 
     def finish(self) -> None:
         """End wandb's service process."""
-        with _own_folders(self._folder), contextlib.suppress(Exception):
+        with _own_folders(self._folder):
             _end_service()
 
     def _attempt(self, result: RunResult, row: Row, stages: list[StageRow]) -> Exception | None:
+        before = set(self._run_folders(result.key))
         try:
-            with _own_folders(self._folder), self._init(result, row) as run:
-                _log_history(run, result)
-                _log_stages(run, stages)
-                run.summary.update({name: value for name, value in row.items() if value is not None})
+            with _own_folders(self._folder):
+                _write(self._init(result, row), result, row, stages)
         except Exception as error:
-            # The service may hold on to the broken run ("run ID is in use"); the next run gets a fresh one.
-            with contextlib.suppress(Exception):
-                _end_service()
+            self.finish()  # it may hold on to the broken run and refuse the next try: "run ID is in use"
+            for broken in set(self._run_folders(result.key)) - before:
+                shutil.rmtree(broken, ignore_errors=True)
             return error
         return None
+
+    def _run_folders(self, key: str) -> Iterator[Path]:
+        return (self._folder / "wandb").glob(f"*run-*-{run_id(self._folder, key)}")
 
     def _init(self, result: RunResult, row: Row) -> "wandb.Run":
         import wandb
@@ -136,6 +137,18 @@ def commands(folder: Path) -> list[str]:
     return [f"wandb leet {runs}", f"wandb sync {runs}/offline-run-*"]
 
 
+def _write(run: "wandb.Run", result: RunResult, row: Row, stages: list[StageRow]) -> None:
+    """Write everything and end the run. (As a context manager it would print an error's traceback.)"""
+    try:
+        _log_history(run, result)
+        _log_stages(run, stages)
+        run.summary.update({name: value for name, value in row.items() if value is not None})
+    except BaseException:
+        run.finish(exit_code=1)
+        raise
+    run.finish()
+
+
 def _log_history(run: "wandb.Run", result: RunResult) -> None:
     """Log every step of every worker group against the training step, the first group under the plain names."""
     run.define_metric(X_AXIS, hidden=True, summary="none")
@@ -174,10 +187,15 @@ def _log_stages(run: "wandb.Run", stages: list[StageRow]) -> None:
 def _own_folders(folder: Path) -> Iterator[None]:
     """Set, for a moment, what wandb takes from the environment only, unless the user has set it.
 
-    Tables wait for their upload in the data folder, by default in the user's home: that would tear a sweep
-    apart. Error reports would go over the network even offline.
+    Tables wait for their upload in the data folder, logs lie in the cache, both by default in the user's home:
+    that would tear a sweep apart. Reports of wandb's own errors would go over the network even offline.
     """
-    ours = {"WANDB_DATA_DIR": str(folder / "wandb"), "WANDB_ERROR_REPORTING": "false"}
+    inside = folder / "wandb"
+    ours = {
+        "WANDB_DATA_DIR": str(inside),
+        "WANDB_CACHE_DIR": str(inside / "cache"),
+        "WANDB_ERROR_REPORTING": "false",
+    }
     added = {name: value for name, value in ours.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -188,9 +206,12 @@ def _own_folders(folder: Path) -> Iterator[None]:
 
 
 def _end_service() -> None:
-    if "wandb" in sys.modules:  # else nothing was started
-        import wandb
+    """End the service process, if there is one; the next `wandb.init` starts another."""
+    if "wandb" not in sys.modules:
+        return
+    import wandb
 
+    with contextlib.suppress(Exception, SystemExit):  # it exits when the service ended badly
         wandb.teardown()
 
 

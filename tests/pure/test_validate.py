@@ -119,8 +119,9 @@ def test_taking_any_forward_or_backward_away_is_refused(schedule: Schedule, data
 def test_doubling_any_action_is_refused(schedule: Schedule, data: st.DataObject) -> None:
     rank, place = picked(schedule, data)
     row = list(schedule.rows[rank])
-    row.insert(data.draw(st.integers(0, len(row))), row[place])
-    with pytest.raises(ScheduleError, match=f"{row[place]} stands 2 times"):
+    doubled = row[place]
+    row.insert(data.draw(st.integers(0, len(row))), doubled)
+    with pytest.raises(ScheduleError, match=f"{doubled} stands 2 times"):
         validate(with_row(schedule, rank, row))
 
 

@@ -1,0 +1,258 @@
+"""Command lines: what they become, and the one line that answers a bad one."""
+
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipebench.compose import compose_grid
+from pipebench.config import RunConfig, key_of, resolve, value_at
+from pipebench.errors import ConfigError
+from pipebench.machine import Machine
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO_CORES = Machine(num_cores=2, num_gpus=0)
+TWO_GPUS = Machine(num_cores=8, num_gpus=2)
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "experiments").glob("*.yaml"))
+TOP_LEVEL_KEYS = [entry.name for entry in dataclasses.fields(RunConfig)]
+
+
+def points_of(command_line: str, machine: Machine = TWO_CORES) -> list[RunConfig]:
+    grid = compose_grid(shlex.split(command_line))
+    assert grid is not None
+    return [resolve(point, machine) for point in grid.points]
+
+
+def point(command_line: str = "", machine: Machine = TWO_CORES) -> RunConfig:
+    [only] = points_of(command_line, machine)
+    return only
+
+
+MODELS = "gpt2_small, mlp, mlp_classifier, synthetic, transformer, transformer_l"
+
+
+@pytest.mark.parametrize(
+    ("command_line", "message"),
+    [
+        # keys
+        ("stagess=2", "stagess=2: unknown key 'stagess' (did you mean 'stages'?); --help lists the keys"),
+        ("+microo=4", "+microo=4: unknown key 'microo' (did you mean 'micro'?); --help lists the keys"),
+        ("++qqq=4", "++qqq=4: unknown key 'qqq'; --help lists the keys"),
+        ("model.hads=4", "model.hads=4: unknown key 'model.hads' (did you mean 'model.heads'?); --help lists the keys"),
+        ("model=mlp model.heads=4", "model.heads=4: Key 'heads' not in 'MlpConfig'"),
+        ("~stages", "~stages: expected KEY=VALUE; a key cannot be taken away"),
+        ("stages", "stages: cannot be read: expected KEY=VALUE"),
+        # names
+        ("schedule=gpip", "schedule=gpip: expected one of gpipe, naive, 1f1b (did you mean 'gpipe'?)"),
+        ("recompute=true", "recompute=True: expected one of never, except_last, always"),
+        ("engine=deepspeed", "engine=deepspeed: expected one of pipebench, torch"),
+        ("model=mlpp", f"model=mlpp: expected one of {MODELS} (did you mean 'mlp'?)"),
+        ("optimizer=sgdd", "optimizer=sgdd: expected one of adam, adamw, sgd (did you mean 'sgd'?)"),
+        ("precision=fp16", "precision=fp16: expected one of fp32, bf16 (did you mean 'bf16'?)"),
+        ("gate=maybe", "gate=maybe: expected one of on, off"),
+        ("wandb.mode=onlin", "wandb.mode=onlin: expected one of offline, online, disabled (did you mean 'online'?)"),
+        ("model=mlp model.task=rank", "model.task=rank: expected one of regression, classification"),
+        ("data=teacher", "data=teacher: expected text for model=transformer"),
+        ("model=mlp data=text", "data=text: expected teacher for model=mlp"),
+        # types
+        ("stages=two", "stages=two: expected a whole number"),
+        ("stages=2.5", "stages=2.5: expected a whole number"),
+        ("stages=true", "stages=true: expected a whole number"),
+        ("stages=null", "stages=null: field 'stages' is not Optional"),
+        ("model.layers=x", "model.layers=x: expected a whole number"),
+        ("optimizer.lr=fast", "optimizer.lr=fast: expected a number"),
+        # values
+        ("stages=0", "stages=0: expected a whole number of at least 1"),
+        ("micro=-1", "micro=-1: expected a whole number of at least 1"),
+        ("batch=0", "batch=0: expected a whole number of at least 1"),
+        ("steps=0", "steps=0: expected a whole number of at least 1"),
+        ("warmup=0", "warmup=0: expected a whole number of at least 1"),
+        ("repeats=0", "repeats=0: expected a whole number of at least 1"),
+        ("model.layers=0", "model.layers=0: expected a whole number of at least 1"),
+        ("data.max_bytes=0", "data.max_bytes=0: expected a whole number of at least 1"),
+        ("replicas=2", "replicas=2: expected 1 (data parallelism beside the pipeline is not built yet)"),
+        ("seed=-1", "seed=-1: expected a whole number from 0 to 2147483647"),
+        ("optimizer.lr=0", "optimizer.lr=0.0: expected a number above 0"),
+        ("optimizer.lr=nan", "optimizer.lr=nan: expected a number above 0"),
+        ("model.dropout=1", "model.dropout=1.0: expected a number from 0 to below 1"),
+        ("model.heads=3", "model.heads=3: expected a divisor of model.width=128"),
+        ("model.vocabulary=99", "model.vocabulary=99: expected at least 256, since the data are bytes"),
+        ("model=synthetic model.forward_s=-1", "model.forward_s=-1.0: expected seconds from 0 to 60"),
+        ("model=synthetic model.imbalance=-1", "model.imbalance=-1.0: expected a number of at least 0"),
+        ("threads=0", "threads=0: expected auto or a whole number of at least 1"),
+        ("threads=1.5", "threads=1.5: expected auto or a whole number of at least 1"),
+        # what does not fit together
+        ("stages=19", "stages=19: expected at most 18, the layers of model=transformer"),
+        ("stages=9 model=synthetic", "stages=9: expected at most 8, the layers of model=synthetic"),
+        ("micro=33", "micro=33: expected at most 32, the samples of a mini-batch (batch)"),
+        (
+            "partition=[9,8]",
+            "partition=[9, 8]: expected 2 counts (stages) that add up to 18, the layers of model=transformer",
+        ),
+        (
+            "partition=[6,6,6]",
+            "partition=[6, 6, 6]: expected 2 counts (stages) that add up to 18, the layers of model=transformer",
+        ),
+        (
+            "partition=[0,18]",
+            "partition=[0, 18]: expected one of time, parameters, uniform, or a list of layer counts of at least 1",
+        ),
+        (
+            "partition=timed",
+            "partition=timed: expected one of time, parameters, uniform, a list of layer counts such as [5,5] "
+            "(did you mean 'time'?)",
+        ),
+        ("engine=torch schedule=naive", "schedule=naive: expected one of gpipe, 1f1b with engine=torch"),
+        ("engine=torch micro=5", "micro=5: expected a divisor of batch=32 with engine=torch"),
+        ("engine=torch recompute=always", "recompute=always: expected never with engine=torch"),
+        ("data.path=no/such", "data.path=no/such: expected a file or folder that exists, or null for Python's"),
+        ("device=cuda", "device=cuda: expected auto or cpu, since this machine shows no CUDA GPU to PyTorch"),
+        # sweeps
+        ("stages=2,4", "stages=2,4: several values: expected one, or -m on the command line"),
+        ("experiment=mlp", "experiment=mlp: sweeps stages, micro, schedule: expected -m on the command line"),
+        ("experiment=quik", f"experiment=quik: expected one of {', '.join(EXPERIMENTS)} (did you mean 'quick'?)"),
+        (
+            "-m stages=interval(1,2)",
+            "stages=interval(1,2): expected values such as stages=1,2,4 or stages=range(1,5)",
+        ),
+        ("-m stages=2,99", "stages=99: expected at most 18, the layers of model=transformer"),
+    ],
+)  # fmt: skip
+def test_a_bad_command_line_is_answered_in_one_line(command_line: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        points_of(command_line)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(message)
+    assert str(caught.value) == message or "data.path" in message
+
+
+def test_a_model_cannot_be_told_to_be_of_another_kind() -> None:
+    with pytest.raises(ConfigError, match=r"^model\.kind"):
+        points_of("model=mlp model.kind=synthetic")
+
+
+def test_several_experiments_at_once_are_refused_or_run_whole() -> None:
+    """Their `sweeper.params` must not be dropped without a word."""
+    try:
+        points = points_of("-m experiment=quick,mlp")
+    except ConfigError:
+        return
+    assert len(points) == len(points_of("-m experiment=quick")) + len(points_of("-m experiment=mlp"))
+
+
+def test_no_experiment_can_be_written_out() -> None:
+    assert points_of("experiment=null") == points_of("")
+
+
+def test_defaults_resolve_on_two_cores() -> None:
+    default = point()
+    assert (default.stages, default.micro, default.schedule, default.recompute) == (2, 8, "gpipe", "never")
+    assert (default.device, default.threads) == ("cpu", 1)
+
+
+@pytest.mark.parametrize(
+    ("command_line", "machine", "device", "threads"),
+    [
+        ("stages=1", TWO_CORES, "cpu", 2),
+        ("stages=4", TWO_CORES, "cpu", 1),
+        ("stages=3", Machine(8, 0), "cpu", 2),
+        ("threads=5", TWO_CORES, "cpu", 5),
+        ("stages=2", TWO_GPUS, "cuda", 4),
+        ("device=cpu", TWO_GPUS, "cpu", 4),
+        ("device=cuda", TWO_GPUS, "cuda", 4),
+    ],
+)
+def test_auto_stands_for_what_the_machine_has(command_line: str, machine: Machine, device: str, threads: int) -> None:
+    resolved = point(command_line, machine)
+    assert (resolved.device, resolved.threads) == (device, threads)
+
+
+def test_the_first_swept_key_varies_slowest() -> None:
+    grid = compose_grid(shlex.split("-m stages=1,2 micro=4,8 schedule=1f1b"))
+    assert grid is not None
+    assert [(p.stages, p.micro, p.schedule) for p in grid.points] == [
+        (1, 4, "1f1b"),
+        (1, 8, "1f1b"),
+        (2, 4, "1f1b"),
+        (2, 8, "1f1b"),
+    ]
+    assert grid.swept == ("stages", "micro")
+    assert grid.experiment == ""
+
+
+def test_the_command_line_wins_over_an_experiments_values() -> None:
+    assert [p.micro for p in points_of("-m experiment=quick micro=4,16")] == [4, 16]
+    assert {p.steps for p in points_of("-m experiment=quick steps=3")} == {3}
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_an_experiment_composes_and_every_point_of_it_is_sound(experiment: str) -> None:
+    grid = compose_grid(["-m", f"experiment={experiment}"])
+    assert grid is not None
+    assert grid.experiment == experiment
+    points = [resolve(each, TWO_CORES) for each in grid.points]
+    assert len({key_of(each) for each in points}) == len(points) > 1
+    assert grid.swept
+
+
+@pytest.mark.parametrize("model", MODELS.split(", "))
+def test_every_model_composes_with_data_that_suit_it(model: str) -> None:
+    assert point(f"model={model}").model.name == model
+
+
+@pytest.mark.parametrize(("counts", "stages"), [([9, 9], 2), ([1, 16, 1], 3), ([18], 1)])
+def test_layer_counts_that_fit_are_taken(counts: list[int], stages: int) -> None:
+    assert point(f"partition={str(counts).replace(' ', '')} stages={stages}").partition == counts
+
+
+def test_a_point_keeps_its_key() -> None:
+    assert re.fullmatch(r"[0-9a-f]{12}", key_of(point()))
+    assert key_of(point()) == key_of(point("stages=2 micro=8")) == key_of(point("threads=1"))
+
+
+@pytest.mark.parametrize(
+    "difference",
+    ["stages=3", "micro=4", "schedule=1f1b", "recompute=always", "partition=uniform", "batch=16", "seed=1",
+     "model.width=64", "model=mlp", "optimizer=sgd", "optimizer.lr=0.5", "precision=bf16", "threads=2", "steps=3",
+     "warmup=3", "gate=off", "engine=torch", "data.max_bytes=9999"],
+)  # fmt: skip
+def test_what_is_measured_is_in_the_key(difference: str) -> None:
+    assert key_of(point(difference)) != key_of(point())
+
+
+@pytest.mark.parametrize("same", ["repeats=3", "results_dir=elsewhere", "wandb.mode=disabled", "wandb.project=x"])
+def test_where_results_go_and_how_often_it_is_measured_are_not_in_the_key(same: str) -> None:
+    assert key_of(point(same)) == key_of(point())
+
+
+def test_a_value_is_found_at_its_dotted_key_and_a_group_by_its_name() -> None:
+    default = point("model=mlp")
+    assert value_at(default, "optimizer.lr") == 0.001
+    assert value_at(default, "model") == "mlp"
+    assert value_at(default, "model.width") == 256
+
+
+@pytest.fixture(scope="module")
+def help_text() -> str:
+    command = [sys.executable, "-m", "pipebench", "--help"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_help_names_the_experiment(help_text: str, experiment: str) -> None:
+    [line] = [line for line in help_text.splitlines() if line.strip().startswith("experiment=NAME")]
+    assert experiment in re.split(r"[ ,]+", line.strip())
+
+
+def mentioned(key: str) -> Callable[[str], bool]:
+    return lambda text: re.search(rf"(?<![\w.]){key}[=.]", text) is not None
+
+
+@pytest.mark.parametrize("key", [key for key in TOP_LEVEL_KEYS if key != "replicas"])
+def test_help_mentions_the_key(help_text: str, key: str) -> None:
+    assert mentioned(key)(help_text)
