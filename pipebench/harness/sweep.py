@@ -117,19 +117,27 @@ def _reference(point: RunConfig) -> RunConfig:
 
 
 def _unmeasured(key: str, config: RunConfig, environment: dict[str, Any]) -> RunResult:
-    num_cores = len(machine.usable_cores())
-    sleeps = config.model.kind == "synthetic"  # sleeping stages need no core
     return RunResult(
         key=key,
         config=config,
         status="ok",
         message="",
-        oversubscribed=not sleeps and config.stages * config.threads > num_cores,
+        oversubscribed=_is_oversubscribed(config),
         environment=environment,
         layers_per_stage=[],
         rows=[],
         profile=None,
     )
+
+
+def _is_oversubscribed(config: RunConfig) -> bool:
+    """Tell whether ranks share what would be a device each: GPUs, or cores. Sleeping stages need neither."""
+    if config.model.kind == "synthetic":
+        return False
+    here = machine.this_machine()
+    if config.device == "cuda":
+        return config.stages > here.num_gpus
+    return bool(config.stages * config.threads > here.num_cores)
 
 
 def _run_once(result: RunResult, profiles: dict[str, LayerProfile], observer: Observer) -> RunResult:

@@ -34,9 +34,7 @@ def test_the_last_micro_batch_of_1f1b_is_held_whole_when_it_is_not_recomputed() 
 
 
 @pytest.mark.parametrize(("num_stages", "num_micro_batches"), GRID)
-def test_gpipe_with_recompute_holds_all_inputs_and_one_full_activation(
-    num_stages: int, num_micro_batches: int
-) -> None:
+def test_gpipe_with_recompute_holds_all_inputs_and_one_full_activation(num_stages: int, num_micro_batches: int) -> None:
     # Huang et al. 2019, section 2.3; the input of the micro-batch in work is part of its full activation.
     schedule = make("gpipe", num_stages, num_micro_batches, Recompute.ALWAYS)
     expected = (num_micro_batches - 1) * 3 + 10

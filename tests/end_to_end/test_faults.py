@@ -1,0 +1,63 @@
+"""A point that goes wrong is a row that says so, and the sweep goes on."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipebench.compose import compose_grid
+from pipebench.config import resolve
+from pipebench.harness import sweep as harness
+from pipebench.harness.sweep import Observer, plan_sweep, run_sweep
+from pipebench.machine import Machine
+from pipebench.record import RunResult
+from pipebench.report.sweep import read_sweep, rows
+from pipebench.rows import row_of
+
+ARGUMENTS = (
+    "-m", "stages=2", "micro=1,2", "model.layers=1", "model.width=16", "model.feed_forward=32", "model.sequence=8",
+    "batch=4", "steps=2", "warmup=1", "partition=uniform",
+)  # fmt: skip
+
+
+def run_with(worker: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[int, RunResult]:
+    """Run a two-point sweep with another worker function; return the results by M, the reference left out."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr(harness, "MEASURE_RANK", f"broken_worker:{worker}")
+    grid = compose_grid(ARGUMENTS)
+    assert grid is not None
+    plan = plan_sweep([resolve(point, Machine(2, 0)) for point in grid.points], grid.swept, "faults")
+    folder.mkdir()
+    results = run_sweep(plan, folder, Observer(lambda *_: None, lambda _: None, lambda _: None))
+    assert [row["status"] for row in rows(read_sweep(folder))] == [results[key].status for key in plan.points]
+    return {config.micro: results[key] for key, config in plan.points.items()}
+
+
+def test_slightly_wrong_gradients_make_a_point_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for result in run_with("scaled_gradient", monkeypatch, tmp_path / "sweep").values():
+        assert result.status == "wrong"
+        row = row_of(result, result)
+        assert row["grad_rel_error"] == pytest.approx(1e-3, rel=1e-3)
+        assert row["speedup"] is None
+
+
+def test_a_raising_stage_is_named_with_rank_and_action(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    results = run_with("raising_layer", monkeypatch, tmp_path / "sweep")
+    assert {micro: result.status for micro, result in results.items()} == {1: "error", 2: "error"}
+    for result in results.values():
+        assert result.message == "rank 1 failed at 1F0: division by zero"
+
+
+def test_a_dying_rank_ends_its_point_at_once_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    results = run_with("dying_rank", monkeypatch, tmp_path / "sweep")
+    assert time.monotonic() - began < 60
+    for result in results.values():
+        assert result.status == "error"
+        assert "rank 1" in result.message
+        assert "exit code 7" in result.message
+    workers = [process for process in psutil.Process().children(recursive=True) if process.status() != "zombie"]
+    assert len([process for process in workers if "forkserver" in " ".join(process.cmdline())]) <= 1

@@ -1,0 +1,144 @@
+"""A transport between threads of one process that holds the executor to the protocol, and one thread per rank.
+
+Every rule that gloo or NCCL would answer with a hang, an abort or garbage is an assertion here.
+"""
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.schedule.action import Transfer
+
+T = TypeVar("T")
+
+Message = tuple[int, int]
+
+PATIENCE_S = 30.0
+"""Longer than any test; a thread that waits so long waits for ever."""
+
+_FORWARD = threading.Lock()
+
+
+class LockedStage(Stage):
+    """A stage whose forward no other runs beside: processes have a random generator each, threads share one."""
+
+    def forward(self, x: Tensor, step: int, micro_batch: int) -> Tensor:
+        with _FORWARD:
+            return super().forward(x, step, micro_batch)
+
+
+@dataclass
+class World:
+    """What all ranks see: the messages on their way, and the order of sends and posts in each direction.
+
+    A message is a tag and how often that tag was used before, for the next step uses the same tags.
+    """
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    sent: dict[Message, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    received: set[Message] = field(default_factory=set)
+    sends: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    posts: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    broken: bool = False
+
+
+class InProcessTransport:
+    def __init__(self, world: World, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self._posted: dict[int, TensorSpec] = {}
+        self._unsettled: dict[int, Message] = {}
+        self._num_sent: Counter[int] = Counter()
+        self._num_received: Counter[int] = Counter()
+
+    def send(self, transfer: Transfer, tag: int, tensor: Tensor) -> None:
+        assert transfer.source_rank == self.rank, f"rank {self.rank} sends for rank {transfer.source_rank}"
+        assert tag not in self._unsettled, f"tag {tag} sent twice"
+        message = self._unsettled[tag] = (tag, self._num_sent[tag])
+        self._num_sent[tag] += 1
+        with self.world.changed:
+            self.world.sent[message] = (tensor, tensor.detach().clone())
+            self.world.sends[transfer.source_rank, transfer.target_rank].append(tag)
+            self.world.changed.notify_all()
+
+    def post(self, transfer: Transfer, tag: int, spec: TensorSpec) -> None:
+        assert transfer.target_rank == self.rank, f"rank {self.rank} receives for rank {transfer.target_rank}"
+        assert tag not in self._posted, f"tag {tag} posted twice"
+        self._posted[tag] = spec
+        with self.world.changed:
+            self.world.posts[transfer.source_rank, transfer.target_rank].append(tag)
+
+    def receive(self, tag: int) -> Tensor:
+        assert tag in self._posted, f"tag {tag} received but never posted"
+        spec = self._posted.pop(tag)
+        message = (tag, self._num_received[tag])
+        self._num_received[tag] += 1
+        with self.world.changed:
+            there = self.world.changed.wait_for(lambda: message in self.world.sent or self.world.broken, PATIENCE_S)
+            assert there, f"rank {self.rank} waited {PATIENCE_S} s for tag {tag}"
+            if message not in self.world.sent:
+                raise ConnectionError("another rank failed")
+            _, copy = self.world.sent[message]
+            self.world.received.add(message)
+            self.world.changed.notify_all()
+        assert tuple(copy.shape) == spec.shape, f"tag {tag}: {tuple(copy.shape)} came, {spec.shape} was posted"
+        assert copy.dtype == spec.dtype, f"tag {tag}: {copy.dtype} came, {spec.dtype} was posted"
+        return copy.clone()
+
+    def settle(self, tag: int) -> None:
+        with self.world.changed:
+            message = self._unsettled.pop(tag)
+            assert message in self.world.received, f"tag {tag} settled before it was received"
+            self._forget(message)
+
+    def finish(self) -> None:
+        assert not self._posted, f"rank {self.rank} never received {sorted(self._posted)}"
+        with self.world.changed:
+            gone = self.world.changed.wait_for(
+                lambda: self.world.received.issuperset(self._unsettled.values()) or self.world.broken, PATIENCE_S
+            )
+            assert gone, f"rank {self.rank} sent {sorted(self._unsettled)}, which nobody received"
+            if not self.world.broken:
+                for message in self._unsettled.values():
+                    self._forget(message)
+                self._unsettled.clear()
+
+    def _forget(self, message: Message) -> None:
+        original, copy = self.world.sent.pop(message)
+        self.world.received.remove(message)
+        assert torch.equal(original, copy), f"tag {message[0]} was changed while it was being sent"
+
+
+def run_ranks(num_ranks: int, work: Callable[[int, InProcessTransport], T]) -> list[T]:
+    """Run `work` for every rank on a thread of its own; raise the first error. Nothing may be left on its way."""
+    world = World()
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank, InProcessTransport(world, rank))
+        except BaseException as error:
+            with world.changed:
+                errors.append(error)
+                world.broken = True
+                world.changed.notify_all()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE_S)
+        assert not thread.is_alive(), "a rank hangs"
+    if errors:
+        raise errors[0]
+    assert not world.sent, f"{sorted(world.sent)} were sent and left behind"
+    assert not world.received
+    assert world.posts == world.sends, "receives must be posted in the order of the sends"
+    return [results[rank] for rank in range(num_ranks)]

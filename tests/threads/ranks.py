@@ -1,0 +1,115 @@
+"""The real engine on threads: every rank builds its stage, and the world carries tensors between them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from in_process import InProcessTransport, LockedStage, run_ranks
+from plain import SEED, Model, build, mini_batch
+from torch import Tensor, nn
+
+from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.engine.partition import split_uniformly
+from pipebench.engine.pipeline import Pipeline
+from pipebench.engine.stage import TensorSpec
+from pipebench.engine.stopwatch import HostStopwatch
+from pipebench.schedule.action import Schedule
+from pipebench.schedule.builders import Recompute, with_recompute
+from pipebench.schedule.builders import build as build_schedule
+from pipebench.trace import Span
+
+CPU = torch.device("cpu")
+
+MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+def sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+@dataclass
+class Outcome:
+    """All ranks together: every layer in order, a loss for each step, and each rank's spans of the last step."""
+
+    layers: list[nn.Module]
+    losses: list[float]
+    spans: list[tuple[Span, ...]]
+
+
+@dataclass(frozen=True)
+class Point:
+    model: Model
+    name: str = "gpipe"
+    recompute: Recompute = Recompute.NEVER
+    num_stages: int = 2
+    num_micro_batches: int = 3
+    num_samples: int = 11
+    autocast: torch.dtype | None = None
+
+    @property
+    def schedule(self) -> Schedule:
+        return with_recompute(build_schedule(self.name, self.num_stages, self.num_micro_batches), self.recompute)
+
+    def stages(self, layers: list[nn.Module], loss: Callable[[Tensor, Tensor], Tensor]) -> list[LockedStage]:
+        counts = split_uniformly(len(layers), self.num_stages)
+        stages = []
+        for rank, count in enumerate(counts):
+            first = sum(counts[:rank])
+            is_last = rank == self.num_stages - 1
+            own = layers[first : first + count]
+            stages.append(LockedStage(own, first, SEED, CPU, self.autocast, loss if is_last else None))
+        return stages
+
+    def boundary_specs(self, stages: list[LockedStage]) -> dict[int, list[TensorSpec]]:
+        """Return the specs around every stage by micro-batch; equal micro-batches share theirs."""
+        inputs = mini_batch(self.model, 0, self.num_samples).inputs
+        sizes = micro_batch_sizes(self.num_samples, self.num_micro_batches)
+        specs = {0: {size: TensorSpec((size, *inputs.shape[1:]), inputs.dtype) for size in sizes}}
+        for rank, stage in enumerate(stages):
+            specs[rank + 1] = {size: stage.output_spec(spec) for size, spec in specs[rank].items()}
+        return {boundary: [of_size[size] for size in sizes] for boundary, of_size in specs.items()}
+
+
+_KNOWN_SPECS: dict[tuple[object, ...], dict[int, list[TensorSpec]]] = {}
+
+
+def _known_specs(point: Point, stages: list[LockedStage]) -> dict[int, list[TensorSpec]]:
+    """Learn boundaries once for all schedules of the same (model, K, M): most of a small run's time."""
+    key = (id(point.model), point.num_stages, point.num_micro_batches, point.num_samples, point.autocast)
+    if key not in _KNOWN_SPECS:
+        _KNOWN_SPECS[key] = point.boundary_specs(stages)
+    return _KNOWN_SPECS[key]
+
+
+def run(
+    point: Point,
+    num_steps: int = 1,
+    train: bool = False,
+    make_optimizer: MakeOptimizer = sgd,
+    prepare: Callable[[list[nn.Module]], None] | None = None,
+) -> Outcome:
+    """Accumulate (or train) `num_steps` mini-batches on a thread for each rank."""
+    layers, loss = build(point.model)
+    if prepare is not None:
+        prepare(layers)
+    stages = point.stages(layers, loss)
+    specs = point.boundary_specs(stages) if prepare is not None else _known_specs(point, stages)
+
+    def work(rank: int, transport: InProcessTransport) -> tuple[list[float | None], tuple[Span, ...]]:
+        stopwatch = HostStopwatch()  # it times the thread that makes it
+        try:
+            around = {stage: specs[stage] for stage in (rank, rank + 1)}
+            pipeline = Pipeline(point.schedule, rank, stages[rank], around, make_optimizer, transport, stopwatch)
+            one_step = pipeline.train if train else pipeline.accumulate
+            outcomes = [one_step(step, mini_batch(point.model, step, point.num_samples)) for step in range(num_steps)]
+            return [outcome.loss for outcome in outcomes], outcomes[-1].spans
+        finally:
+            stopwatch.close()
+
+    results = run_ranks(point.num_stages, work)
+    assert all(loss is None for losses, _ in results[:-1] for loss in losses)
+    return Outcome(
+        layers=[layer for stage in stages for layer in stage.module],
+        losses=[loss for loss in results[-1][0] if loss is not None],
+        spans=[spans for _, spans in results],
+    )
