@@ -143,7 +143,7 @@ def summaries(folder: Path) -> dict[str, Any]:
 
 
 def logged_keys(folder: Path, keys: list[str]) -> list[str]:
-    """Return the keys that runs hold in their summary, read roughly: `wandb leet` takes a second for each run."""
+    """Return the keys that runs hold, read roughly: `wandb leet` takes a second for each run."""
     logs = [log.read_bytes() for run in run_folders(folder) for log in run.glob("*.wandb")]
     return sorted(key for key in keys for log in logs if f'"{key}"'.encode() in log)
 
@@ -235,7 +235,7 @@ def service_processes() -> list[int]:
 
 @pytest.fixture
 def mute_server() -> Iterator[str]:
-    """Yield the address of a server that takes connections and never answers, like a network that drops packets."""
+    """Yield the address of a server that takes connections and never answers, like a dropping network."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 

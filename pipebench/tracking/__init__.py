@@ -1,6 +1,6 @@
 """Views of a sweep outside its folder's own files: whoever wants to hear of a finished point is a `Tracker`.
 
-A tracker is a view: result.json is written before it is told, and nothing that goes wrong here may cost a result.
+A tracker is a view: result.json is written before it is told, and its failures cost no result.
 Importing this package costs nothing; wandb is imported when the first point is logged.
 """
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run for each point of a sweep, all in `<sweep>/wandb/`, grouped under the sweep's name.
+"""Weights & Biases: one run for each point of a sweep, all in `<sweep>/wandb/`, grouped by the sweep.
 
 A run is written in one go after the point is done, so no timed step ever waits for W&B. Offline needs neither
 key nor network; online that fails falls back to offline for the rest of the sweep. Runs name no host, user,
@@ -33,7 +33,7 @@ PLAIN = {"replicas": 1, "recompute": "never", "partition": "time", "engine": "pi
 """What goes without saying in a run's name."""
 
 SETTINGS: dict[str, Any] = {
-    "silent": True,  # also keeps wandb from asking for a key: it takes a silent process for one without a terminal
+    "silent": True,  # also keeps wandb from asking for a key, even at a terminal
     "console": "off",
     "save_code": False,
     "disable_git": True,
@@ -50,11 +50,11 @@ SETTINGS: dict[str, Any] = {
 
 
 class WandbRuns:
-    """The W&B runs of one sweep. wandb's service process starts with the first point and ends with `finish`."""
+    """The W&B runs of one sweep. wandb's service process lives from the first point to `finish`."""
 
     def __init__(self, config: WandbConfig, folder: Path, name: str, warn: Callable[[str], None]) -> None:
         self._config = config
-        self._folder = folder.resolve()  # wandb notes paths of its files, and a later sync may start elsewhere
+        self._folder = folder.resolve()  # wandb notes paths; a later sync may start elsewhere
         self._name = name
         self._warn = warn
         self._mode = config.mode
@@ -150,7 +150,7 @@ def _write(run: "wandb.Run", result: RunResult, row: Row, stages: list[StageRow]
 
 
 def _log_history(run: "wandb.Run", result: RunResult) -> None:
-    """Log every step of every worker group against the training step, the first group under the plain names."""
+    """Log every step of every worker group over the training step, the first under the plain names."""
     run.define_metric(X_AXIS, hidden=True, summary="none")
     for number, repeat in enumerate(result.repeats, start=1):
         suffix = "" if number == 1 else f"_repeat_{number}"
@@ -187,8 +187,8 @@ def _log_stages(run: "wandb.Run", stages: list[StageRow]) -> None:
 def _own_folders(folder: Path) -> Iterator[None]:
     """Set, for a moment, what wandb takes from the environment only, unless the user has set it.
 
-    Tables wait for their upload in the data folder, logs lie in the cache, both by default in the user's home:
-    that would tear a sweep apart. Reports of wandb's own errors would go over the network even offline.
+    Tables wait for their upload in the data folder, logs lie in the cache, by default both in the user's
+    home: that would tear a sweep apart. Without the last, wandb may send reports of its own errors.
     """
     inside = folder / "wandb"
     ours = {
