@@ -49,7 +49,7 @@ def compose_grid(argv: Sequence[str]) -> Grid | None:
     if arguments.help or arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion:
         hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG_NAME)(lambda config: None)()
         return None
-    overrides = list(arguments.overrides)
+    overrides = [text for text in arguments.overrides if text != "experiment=null"]  # Hydra trips over writing it out
     if arguments.config_dir:
         overrides.append(f"hydra.searchpath=[{Path(arguments.config_dir).resolve().as_uri()}]")
     with (
@@ -100,6 +100,8 @@ def _check_override(override: Override, multirun: bool) -> None:
     known = [*known_keys(), "experiment"]
     if key not in known:
         raise ConfigError(f"{text}: unknown key {key!r}{closest(key, known)}; --help lists the keys")
+    if key == "experiment" and override.is_sweep_override():
+        raise ConfigError(f"{text}: several experiments: expected one, since each brings its own sweep")
     if override.is_delete():
         raise ConfigError(f"{text}: expected KEY=VALUE; a key cannot be taken away")
     if override.is_sweep_override() and not override.is_discrete_sweep():
@@ -121,7 +123,7 @@ def _one_line_errors(overrides: Sequence[str]) -> Iterator[None]:
         raise ConfigError(
             f"{group or 'config'}={name}: expected one of {', '.join(options)}{closest(name, options)}"
         ) from error
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
         raise ConfigError(f"{_where(cause, overrides)}{_first_line(cause)}") from error
 

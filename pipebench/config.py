@@ -215,7 +215,11 @@ def _check_names(config: RunConfig) -> None:
     _check_name("device", config.device, DEVICES)
     _check_name("gate", config.gate, GATES)
     _check_name("wandb.mode", config.wandb.mode, WANDB_MODES)
-    _check_name("model.kind", config.model.kind, MODELS)
+    for group, kinds in (("model", MODELS), ("data", DATA)):
+        chosen = getattr(config, group)
+        if kinds.get(chosen.kind) is not type(chosen):
+            right = next(kind for kind, schema in kinds.items() if schema is type(chosen))
+            _fail(f"{group}.kind", chosen.kind, f"{right} ({group}=NAME chooses another)")
     if DATA_OF_MODEL[config.model.kind] != config.data.kind:
         _fail("data", config.data.name, f"{DATA_OF_MODEL[config.model.kind]} for model={config.model.name}")
 
