@@ -4,7 +4,6 @@ Only the seeds are ours, for dropout is defined by them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +53,6 @@ def mini_batch(model: Model, step: int = 0, num_samples: int = NUM_SAMPLES) -> M
     return MiniBatch(
         torch.randn(num_samples, inputs, generator=generator), torch.randn(num_samples, outputs, generator=generator)
     )
-
-
-@dataclass(frozen=True)
-class Plain:
-    loss: float
-    layers: list[nn.Module]
 
 
 def plain_backward(
