@@ -15,24 +15,32 @@ def bubble_fraction(trace: Trace) -> float:
     return 1.0 - busy_s / (trace.num_ranks * trace.makespan_s)
 
 
-def action_costs(traces: Sequence[Trace]) -> dict[tuple[int, Op], float]:
-    """Return what one action of each (stage, op) costs a core of its own, in seconds.
+Costs = dict[tuple[int, Op], float]
+"""Seconds of one action by (stage, op)."""
+
+
+def step_costs(trace: Trace) -> Costs:
+    """Return what one action of each (stage, op) cost a core of its own, mean over the step's micro-batches.
 
     The time for which a rank was ready but had no core is taken out, so the number stands even where stages
-    outnumber cores. Mean over a step's micro-batches (sums stay true), median over steps (outliers do not
-    count).
+    outnumber cores.
     """
+    step: dict[tuple[int, Op], list[float]] = defaultdict(list)
+    for span in trace.spans:
+        step[span.action.stage, span.action.op].append(span.duration_s - span.delay_s)
+    return {kind: sum(costs) / len(costs) for kind, costs in step.items()}
+
+
+def action_costs(traces: Sequence[Trace]) -> Costs:
+    """Return the median over steps of `step_costs`."""
     steps: dict[tuple[int, Op], list[float]] = defaultdict(list)
     for trace in traces:
-        step: dict[tuple[int, Op], list[float]] = defaultdict(list)
-        for span in trace.spans:
-            step[span.action.stage, span.action.op].append(span.duration_s - span.delay_s)
-        for kind, costs in step.items():
-            steps[kind].append(sum(costs) / len(costs))
+        for kind, cost in step_costs(trace).items():
+            steps[kind].append(cost)
     return {kind: float(np.median(costs)) for kind, costs in steps.items()}
 
 
-def stage_times(costs: dict[tuple[int, Op], float], actions: Sequence[Action]) -> list[float]:
+def stage_times(costs: Costs, actions: Sequence[Action]) -> list[float]:
     """Return each stage's seconds of pipeline work in one step, the optimizer not included."""
     totals: dict[int, float] = defaultdict(float)
     for action in actions:

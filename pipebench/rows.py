@@ -7,12 +7,12 @@ from statistics import median
 from typing import Any
 
 from pipebench.config import RunConfig, TransformerConfig, value_at
-from pipebench.metrics import action_costs, bubble_fraction, imbalance, median_interval, stage_times
+from pipebench.metrics import Costs, action_costs, bubble_fraction, imbalance, median_interval, stage_times, step_costs
 from pipebench.record import LayerProfile, Repeat, RunResult, step_times, traces
-from pipebench.schedule.action import Action, Op
+from pipebench.schedule.action import Action, Op, Schedule
 from pipebench.schedule.bounds import BUBBLE_BOUNDS, gpipe_with_recompute
 from pipebench.schedule.memory import StageActivations, peak_activation_bytes
-from pipebench.schedule.simulate import simulate
+from pipebench.schedule.simulate import TransferTimeOf, simulate
 from pipebench.trace import Trace
 
 Row = dict[str, Any]
@@ -99,23 +99,31 @@ def stage_rows(result: RunResult) -> list[StageRow]:
     return rows
 
 
-def replay(result: RunResult) -> Trace | None:
-    """Play the point's rows with its measured costs and transfer times, each rank on a device of its own."""
-    costs = _costs(result)
-    if not costs:
-        return None
-    transfer_s = [
-        median(repeat.ranks[rank].transfer_s for repeat in result.repeats)
-        for rank in range(len(result.repeats[0].ranks))
-    ]
+def replays(result: RunResult) -> list[Trace]:
+    """Play the point's rows once for each measured step, each rank on a device of its own.
 
-    def duration_s(action: Action) -> float:
-        return costs[action.stage, action.op]
+    The costs are those of that very step and the transfer times the point's: over steps in which now one rank and
+    now another was slow, medians of each cost alone would describe a step that never was.
+    """
+    steps = [trace for repeat in result.repeats for trace in traces(result, repeat)]
+    schedule, transfer_s = result.schedule, _transfer_times(result)
 
     def between(producer: Action, consumer: Action) -> float:
         return transfer_s[max(producer.stage, consumer.stage)]
 
-    return simulate(result.schedule, duration_s, between)
+    return [_replay(schedule, step_costs(step), between) for step in steps]
+
+
+def _replay(schedule: Schedule, costs: Costs, between: TransferTimeOf) -> Trace:
+    return simulate(schedule, lambda action: costs[action.stage, action.op], between)
+
+
+def _transfer_times(result: RunResult) -> list[float]:
+    """Return for each rank the one-way seconds from the rank before it."""
+    return [
+        median(repeat.ranks[rank].transfer_s for repeat in result.repeats)
+        for rank in range(len(result.repeats[0].ranks))
+    ]
 
 
 def median_step(result: RunResult) -> Trace | None:
@@ -173,16 +181,16 @@ def _bubble(result: RunResult) -> Row:
     if result.status not in MEASURED:
         return row
     steps = [trace for repeat in result.repeats for trace in traces(result, repeat)]
-    replayed = replay(result)
-    if replayed is not None:
+    if steps:
+        replayed = replays(result)
         row["bubble_fraction"] = median(bubble_fraction(trace) for trace in steps)
-        row["bubble_replayed"] = bubble_fraction(replayed)
-        row["replayed_step_s"] = replayed.makespan_s
+        row["bubble_replayed"] = median(bubble_fraction(trace) for trace in replayed)
+        row["replayed_step_s"] = median(trace.makespan_s for trace in replayed)
         row["imbalance"] = imbalance(stage_times(_costs(result), list(result.schedule)))
     return row
 
 
-def bubble_bound(config: RunConfig, costs: dict[tuple[int, Op], float]) -> float:
+def bubble_bound(config: RunConfig, costs: Costs) -> float:
     """Return the closed form that fits the point.
 
     GPipe with recompute depends on how forward, backward and recompute compare, so there the measured means
@@ -236,7 +244,7 @@ def largest_gradient_error(repeats: Sequence[Repeat]) -> float | None:
     return max(known, key=lambda error: math.inf if math.isnan(error) else error) if known else None
 
 
-def _costs(result: RunResult) -> dict[tuple[int, Op], float]:
+def _costs(result: RunResult) -> Costs:
     return action_costs([trace for repeat in result.repeats for trace in traces(result, repeat)])
 
 

@@ -22,9 +22,10 @@ from pipebench.schedule.action import Action, Op, Schedule, Transfer
 from pipebench.schedule.memory import peak_in_flight
 from pipebench.trace import Span
 
-RECEIVES_AHEAD = 2
-"""Fewest receives posted per source beyond the one needed next: enough that a sender never waits for a receiver
-that is merely busy, few enough that the waiting buffers stay small beside the activations."""
+RECEIVES_AHEAD = 4
+"""Most receives posted per source beyond the one needed next where memory is tight: enough that a sender never
+waits for a receiver that is merely busy, few enough to stay small beside the activations. Half of them is the mark
+at which more are posted: each post wakes the sender's side, and several at once wake it once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class Executor:
         self._handed_over: dict[Action, Tensor] = {}
         self._losses: list[Tensor] = []
         self._num_posted = dict.fromkeys(self._incoming, 0)
+        self._num_done = 0
         for source in self._incoming:
             self._post_ahead(source, 0)
         for planned in self._plan:
@@ -150,19 +152,19 @@ class Executor:
     def _post_ahead(self, source: int, num_needed: int) -> None:
         """Post the receives needed now and some more, in the order in which the source sends, which NCCL needs.
 
-        A stage's input may be posted as long as the rank holds fewer micro-batches than it will at its peak:
-        posting costs a message, and early in a step a rank has nothing else to do.
+        More than a few are posted only into memory that the rank will need, or has needed, at its peak anyway:
+        inputs while it holds fewer micro-batches than then, gradients in the place of micro-batches that are done.
         """
         tags = self._incoming[source]
+        if self._num_posted[source] >= min(num_needed + RECEIVES_AHEAD // 2, len(tags)):
+            return
         room = self._most_in_flight - len(self._in_flight)
         while (place := self._num_posted[source]) < len(tags):
-            transfer = self._transfers[tags[place]]
-            ahead = RECEIVES_AHEAD
-            if transfer.consumer.op == Op.FORWARD:
-                ahead = max(ahead, room)
-            if place >= num_needed + ahead:
-                break
             tag = tags[place]
+            transfer = self._transfers[tag]
+            spare = room if transfer.consumer.op == Op.FORWARD else min(room, self._num_done)
+            if place >= num_needed + max(RECEIVES_AHEAD, spare):
+                break
             # What arrives is the consumer's input, or the gradient of the producer's input: the same spec.
             stage = max(transfer.producer.stage, transfer.consumer.stage)
             self._transport.post(transfer, tag, self._boundary_specs[stage][transfer.producer.micro_batch])
@@ -201,6 +203,7 @@ class Executor:
     def _backward(self, planned: _Planned, received: Tensor | None) -> Tensor | None:
         stage, m = planned.action.stage, planned.action.micro_batch
         held = self._in_flight.pop((stage, m))
+        self._num_done += 1
         if held.root is not None:
             if stage == self._last_stage:
                 received = torch.tensor(self._weights[m], device=self._stages[stage].device)
