@@ -20,7 +20,7 @@ from pipebench.config import RunConfig, resolve
 from pipebench.display import make_display
 from pipebench.harness.sweep import Observer, make_folder, plan_sweep, run_sweep
 from pipebench.machine import this_machine
-from pipebench.metrics import Groups, ratio_interval
+from pipebench.metrics import Groups, paired_ratio
 from pipebench.record import RunResult, step_times, write_json
 from pipebench.rows import harness_s, row_of, stage_rows
 from pipebench.tracking import make_tracker
@@ -138,7 +138,7 @@ def _measure(
 
 
 def _ratio(target: str, limit: float, result: RunResult, baseline: RunResult) -> Finding:
-    ratio, low, high = ratio_interval(_groups(result), _groups(baseline))
+    ratio, low, high = paired_ratio(_groups(result), _groups(baseline))
     return Finding(target, limit, ratio, (low, high))
 
 

@@ -7,7 +7,7 @@ from pipebench.metrics import (
     bubble_fraction,
     imbalance,
     median_interval,
-    ratio_interval,
+    paired_ratio,
     stage_times,
 )
 from pipebench.schedule.action import Action, Op
@@ -93,6 +93,14 @@ def test_the_same_samples_give_the_same_interval_and_empty_groups_do_not_count()
 
 
 def test_the_ratio_of_two_points_is_that_of_their_medians_with_its_interval() -> None:
-    assert ratio_interval([SLOWER], [STEADY]) == (2.0, 2.0, 2.0)
-    ratio, low, high = ratio_interval([STEADY, SLOWER], [STEADY])
+    assert paired_ratio([SLOWER], [STEADY]) == (2.0, 2.0, 2.0)
+    ratio, low, high = paired_ratio([STEADY, SLOWER], [STEADY, STEADY])
     assert (ratio, low, high) == (1.5, 1.0, 2.0)
+
+
+def test_a_paired_ratio_is_free_of_a_drift_that_both_sides_share() -> None:
+    baseline = [[1.0, 1.01, 0.99], [2.0, 2.02, 1.98], [4.0, 4.04, 3.96]]
+    twice = [[2 * value for value in group] for group in baseline]
+    ratio, low, high = paired_ratio(twice, baseline)
+    assert ratio == pytest.approx(2.0)
+    assert 1.9 < low <= ratio <= high < 2.1
