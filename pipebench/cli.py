@@ -5,6 +5,7 @@ nothing has been written), 130 after Ctrl-C.
 """
 
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,20 @@ from pipebench.tracking import Tracker, commands, make_tracker
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _interrupt(signal_number: int, frame: object) -> None:
+    """End as on Ctrl-C: workers gone, temporary files removed, a report of what there is."""
+    raise KeyboardInterrupt
+
+
+def _main(arguments: list[str]) -> int:
     try:
         grid = compose_grid(arguments)
         if grid is None:
@@ -54,6 +69,7 @@ def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
         _track(tracker, result, finished.get(plan.reference_of.get(result.key, "")), plan.swept)
         display.point_done(result)
 
+    print(f"{len(plan.points)} points and {len(plan.references)} references into {folder}", flush=True)
     try:
         with display.shown():
             run_sweep(plan, folder, Observer(display.point_started, display.progress, point_done))
@@ -64,7 +80,7 @@ def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
     _conclude(folder, first)
     if len(finished) < len(plan.all):
         return 130
-    return 0 if all(result.status in COMPARABLE for result in finished.values()) else 1
+    return 0 if all(finished[key].status in COMPARABLE for key in plan.points) else 1
 
 
 def _track(tracker: Tracker, result: RunResult, reference: RunResult | None, swept: Sequence[str]) -> None:

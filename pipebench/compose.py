@@ -4,11 +4,12 @@ Hydra's own job runner would make folders, swallow errors and decide the exit co
 through its compose API; only what Hydra answers by itself (--help, --cfg, --info) goes to its main.
 """
 
+import argparse
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -20,7 +21,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipebench.config import DATA, MODELS, RunConfig, closest, known_keys
+from pipebench.config import DATA, MODELS, NOT_PART_OF_THE_POINT, RunConfig, closest, known_keys
 from pipebench.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -45,18 +46,34 @@ def compose_grid(argv: Sequence[str]) -> Grid | None:
     The first swept key varies slowest. Raise ConfigError, one line, for whatever cannot be composed.
     """
     _register()
-    arguments = get_args_parser().parse_args(argv)
-    if arguments.help or arguments.hydra_help or arguments.cfg or arguments.info or arguments.shell_completion:
-        hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG_NAME)(lambda config: None)()
-        return None
+    arguments = _parse(argv)
+    if arguments.config_dir and not Path(arguments.config_dir).is_dir():
+        raise ConfigError(f"--config-dir {arguments.config_dir}: expected a folder that exists")
     overrides = [text for text in arguments.overrides if text != "experiment=null"]  # Hydra trips over writing it out
     if arguments.config_dir:
         overrides.append(f"hydra.searchpath=[{Path(arguments.config_dir).resolve().as_uri()}]")
-    with (
-        _one_line_errors(overrides),
-        hydra.initialize_config_dir(str(CONF_DIR), job_name="pipebench", version_base="1.3"),
-    ):
-        return _expand(overrides, arguments.multirun)
+    grid = None
+    if not (arguments.help or arguments.hydra_help or arguments.info or arguments.shell_completion):
+        with (
+            _one_line_errors(overrides),
+            hydra.initialize_config_dir(str(CONF_DIR), job_name="pipebench", version_base="1.3"),
+        ):
+            grid = _expand(overrides, arguments.multirun)
+    if grid is not None and not arguments.cfg:
+        return grid
+    hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG_NAME)(lambda config: None)()
+    return None
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the flags with Hydra's own parser; -m may stand anywhere."""
+
+    def fail(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; --hydra-help lists the flags")
+
+    parser = get_args_parser()
+    parser.error = fail  # type: ignore[method-assign]
+    return parser.parse_intermixed_args(argv)
 
 
 def _expand(overrides: list[str], multirun: bool) -> Grid:
@@ -100,6 +117,12 @@ def _check_override(override: Override, multirun: bool) -> None:
     known = [*known_keys(), "experiment"]
     if key not in known:
         raise ConfigError(f"{text}: unknown key {key!r}{closest(key, known)}; --help lists the keys")
+    if override.is_add():
+        raise ConfigError(f"{text}: expected {text.lstrip('+')}; the key is there already")
+    if key in ("wandb",):
+        raise ConfigError(f"{text}: expected one of {', '.join(k for k in known if k.startswith(key + '.'))}")
+    if override.is_sweep_override() and key.partition(".")[0] in NOT_PART_OF_THE_POINT:
+        raise ConfigError(f"{text}: expected one value; points cannot differ in {key} alone")
     if key == "experiment" and override.is_sweep_override():
         raise ConfigError(f"{text}: several experiments: expected one, since each brings its own sweep")
     if override.is_delete():
@@ -136,6 +159,8 @@ def _where(error: BaseException, overrides: Sequence[str]) -> str:
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().partition("\n")[0]
+    if "is not Optional" in text:
+        return "expected a value, not null"
     wanted = _WANTED.get(text.rpartition("could not be converted to ")[2])
     return f"expected {wanted}" if wanted else text
 

@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,6 +144,9 @@ class RunConfig:
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
 
+MOST_STEPS = 1_000_000
+"""More would run for weeks: a typing error."""
+
 NOT_PART_OF_THE_POINT = ("results_dir", "wandb", "repeats")
 """Keys that say where results go or how often to measure, not what is measured."""
 
@@ -164,6 +168,8 @@ def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     _check_fit(config)
     device = _resolve_device(config.device, machine)
     threads = _resolve_threads(config, machine)
+    if config.engine == "torch":
+        _check_torch_engine(dataclasses.replace(config, device=device), machine)
     return dataclasses.replace(config, device=device, threads=threads)
 
 
@@ -234,15 +240,31 @@ def _check_numbers(config: RunConfig) -> None:
         _fail("optimizer.lr", config.optimizer.lr, "a number above 0")
     if not 0 <= config.seed < 2**31:
         _fail("seed", config.seed, "a whole number from 0 to 2147483647")
+    for key in ("steps", "warmup", "repeats"):
+        if getattr(config, key) > MOST_STEPS:
+            _fail(key, getattr(config, key), f"at most {MOST_STEPS}")
     if isinstance(config.data, TextConfig):
-        _check_text(config.data)
+        _check_text(config.data, config.model.sequence + 1)
 
 
-def _check_text(data: TextConfig) -> None:
-    if data.max_bytes < 1:
-        _fail("data.max_bytes", data.max_bytes, "a whole number of at least 1")
-    if data.path is not None and not Path(data.path).exists():
+def _check_text(data: TextConfig, at_least: int) -> None:
+    """`at_least` bytes are one sample and its successor."""
+    if data.max_bytes < at_least:
+        _fail("data.max_bytes", data.max_bytes, f"at least {at_least}, model.sequence and one more")
+    if data.path is None:
+        return
+    path = Path(data.path)
+    if not path.is_file() and not path.is_dir():
         _fail("data.path", data.path, "a file or folder that exists, or null for Python's standard library")
+    size = 0
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if file.is_file():
+            if not os.access(file, os.R_OK):
+                _fail("data.path", data.path, f"files that may be read, unlike {file}")
+            size += file.stat().st_size
+        if size >= at_least:
+            return
+    _fail("data.path", data.path, f"at least {at_least} bytes (model.sequence and one more), found {size}")
 
 
 def _check_model(model: ModelConfig) -> None:
@@ -274,8 +296,6 @@ def _check_fit(config: RunConfig) -> None:
         _fail("stages", config.stages, f"at most {num_layers}, the layers of model={config.model.name}")
     if config.micro > config.batch:
         _fail("micro", config.micro, f"at most {config.batch}, the samples of a mini-batch (batch)")
-    if config.engine == "torch":
-        _check_torch_engine(config)
     if isinstance(config.partition, str):
         _check_name("partition", config.partition, [*PARTITIONS, "a list of layer counts such as [5,5]"])
         return
@@ -290,12 +310,14 @@ def _check_fit(config: RunConfig) -> None:
         )
 
 
-def _check_torch_engine(config: RunConfig) -> None:
+def _check_torch_engine(config: RunConfig, machine: Machine) -> None:
     """What torch.distributed.pipelining cannot do."""
     if config.schedule not in TORCH_SCHEDULES:
         _fail("schedule", config.schedule, f"one of {', '.join(TORCH_SCHEDULES)} with engine=torch")
     if config.recompute != "never":
         _fail("recompute", config.recompute, "never with engine=torch")
+    if config.device == "cuda" and config.stages > machine.num_gpus:
+        _fail("stages", config.stages, f"at most {machine.num_gpus}, a GPU each, with engine=torch on CUDA")
     if config.batch % config.micro:
         _fail("micro", config.micro, f"a divisor of batch={config.batch} with engine=torch")
 

@@ -9,6 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipebench import __version__
+
 CAN_PIN = hasattr(os, "sched_setaffinity")
 """Whether a process can be bound to cores here."""
 
@@ -34,9 +36,10 @@ def usable_cores() -> list[int]:
 
 def describe() -> dict[str, str | int | float]:
     """Return the environment a result depends on; names no user, host or variable."""
-    packages = {name: _version_of(name) for name in ("torch", "numpy", "hydra-core", "wandb", "pipebench")}
+    packages = {name: _version_of(name) for name in ("torch", "numpy", "hydra-core", "wandb")}
     return {
         "python": platform.python_version(),
+        "pipebench": __version__,
         **packages,
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),

@@ -110,7 +110,9 @@ class Executor:
         self._step = step
         self._inputs = inputs.split(sizes) if inputs is not None else ()
         self._targets = targets.split(sizes) if targets is not None else ()
-        self._weights = [size / num_samples for size in sizes]
+        self._weights: Sequence[Tensor] = ()
+        if targets is not None:  # on the device at once: a copy in each backward would make the host wait for a GPU
+            self._weights = torch.tensor([size / num_samples for size in sizes], device=targets.device).unbind()
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._handed_over: dict[Action, Tensor] = {}
         self._losses: list[Tensor] = []
@@ -206,7 +208,7 @@ class Executor:
         self._num_done += 1
         if held.root is not None:
             if stage == self._last_stage:
-                received = torch.tensor(self._weights[m], device=self._stages[stage].device)
+                received = self._weights[m]
             torch.autograd.backward(held.root, received)
         if stage == 0:
             return None

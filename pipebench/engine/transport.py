@@ -53,7 +53,10 @@ class ProcessTransport:
         self._groups = groups
         # dist.isend and irecv would look this up, and more, on every call: 30 us a micro-batch.
         self._group_ranks = {
-            (group, rank): dist.get_group_rank(group, rank) for edge, group in groups.items() for rank in edge
+            (group, rank): dist.get_group_rank(group, rank)
+            for edge, group in groups.items()
+            if dist.get_rank() in edge
+            for rank in edge
         }
         self._sending: dict[int, tuple[dist.Work, Tensor]] = {}
         self._receiving: dict[int, tuple[dist.Work, Tensor]] = {}

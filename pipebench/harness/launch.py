@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import multiprocessing as mp
 import os
+import signal
 import sys
 import time
 import traceback
@@ -84,17 +85,22 @@ def _context(device: str) -> ForkServerContext | SpawnContext:
 
 
 def _enter(work: str, job: Any, rank: int, connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
+
     def report(progress: Progress) -> None:
         connection.send(progress)
         connection.recv()
 
-    try:
-        module, _, function = work.partition(":")
-        result = getattr(importlib.import_module(module), function)(job, report)
-    except Exception as error:
-        connection.send(_Failure(time.perf_counter(), rank, _one_line(error), traceback.format_exc()))
-    else:
-        connection.send((result,))
+    with contextlib.suppress(BrokenPipeError, EOFError, ConnectionResetError):  # the parent is gone: nobody to tell
+        try:
+            module, _, function = work.partition(":")
+            result = getattr(importlib.import_module(module), function)(job, report)
+        except (BrokenPipeError, EOFError, ConnectionResetError):
+            raise
+        except Exception as error:
+            connection.send(_Failure(time.perf_counter(), rank, _one_line(error), traceback.format_exc()))
+        else:
+            connection.send((result,))
     # Nothing is left to do; the interpreter's and torch's own leave-taking costs 0.1 s of a core per worker.
     sys.stdout.flush()
     sys.stderr.flush()
