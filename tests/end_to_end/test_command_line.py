@@ -37,6 +37,15 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         (["-m", "stages=2,4,99", "micro=4"], "stages=99: expected at most 18, the layers of model=transformer"),
         (["data.path=no/such/file"], "data.path=no/such/file: expected a file or folder that exists"),
         (["stages=two"], "stages=two: expected a whole number"),
+        (["data.path=/dev/null"], "data.path=/dev/null: expected a file or folder that exists"),
+        (["data.max_bytes=1"], "data.max_bytes=1: expected at least 65, model.sequence and one more"),
+        (["--config-dir", "nowhere"], "--config-dir nowhere: expected a folder that exists"),
+        (["--bogus"], "unrecognized arguments: --bogus; --hydra-help lists the flags"),
+        (["--cfg", "job", "stagess=2"], "stagess=2: unknown key 'stagess'"),
+        (["wandb=disabled"], "wandb=disabled: expected one of wandb.mode, wandb.project, wandb.entity"),
+        (["-m", "repeats=1,2"], "repeats=1,2: expected one value; points cannot differ in repeats alone"),
+        (["+stages=3"], "+stages=3: expected stages=3; the key is there already"),
+        (["steps=99999999999"], "steps=99999999999: expected at most 1000000"),
     ],
 )
 def test_a_bad_grid_is_one_line_code_2_and_nothing_written(arguments: list[str], line: str, tmp_path: Path) -> None:
@@ -46,6 +55,11 @@ def test_a_bad_grid_is_one_line_code_2_and_nothing_written(arguments: list[str],
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_flags_may_stand_after_keys(tmp_path: Path) -> None:
+    done = run("model=mlp", "-m", "stages=2,99", folder=tmp_path)
+    assert done.stderr == "ConfigError: stages=99: expected at most 18, the layers of model=mlp\n"
 
 
 def test_help_fits_a_screen_and_needs_no_torch(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -174,6 +176,29 @@ def test_every_experiment_runs_with_two_steps(name: str, tmp_path: Path) -> None
     [results] = (tmp_path / "results").iterdir()
     assert results.name.endswith(f"-{name}")
     assert {row["status"] for row in rows_of(results)} == {"ok"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_reports_what_it_has_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipebench", "-m", "micro=1,2,3", "steps=1000", *SMALL, "wandb.mode=disabled"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    while not list(scratch.glob("pipebench-*")):  # a point is running
+        time.sleep(0.1)
+        assert process.poll() is None
+    time.sleep(1)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "pending" in output
+    assert not list(scratch.glob("pipebench-*"))
+    [results] = (tmp_path / "results").iterdir()
+    assert len(rows_of(results)) == 3
 
 
 def test_sleeping_stages_come_close_to_the_bound(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ MODELS = "gpt2_small, mlp, mlp_classifier, synthetic, transformer, transformer_l
         ("stages=two", "stages=two: expected a whole number"),
         ("stages=2.5", "stages=2.5: expected a whole number"),
         ("stages=true", "stages=true: expected a whole number"),
-        ("stages=null", "stages=null: field 'stages' is not Optional"),
+        ("stages=null", "stages=null: expected a value, not null"),
         ("model.layers=x", "model.layers=x: expected a whole number"),
         ("optimizer.lr=fast", "optimizer.lr=fast: expected a number"),
         # a few rules of `resolve`, which the next test holds one by one
