@@ -134,7 +134,7 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
         ("transformer", {"model__layers": 0}, f"model.layers=0: expected {AT_LEAST_1}"),
         ("mlp", {"model__outputs": 0}, f"model.outputs=0: expected {AT_LEAST_1}"),
         ("synthetic", {"model__width": 0}, f"model.width=0: expected {AT_LEAST_1}"),
-        ("transformer", {"data__max_bytes": 0}, f"data.max_bytes=0: expected {AT_LEAST_1}"),
+        ("transformer", {"data__max_bytes": 0}, "data.max_bytes=0: expected at least 65, model.sequence and one more"),
         (
             "transformer",
             {"replicas": 2},
