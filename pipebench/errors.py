@@ -20,7 +20,11 @@ class ConfigError(PipebenchError):
 
 
 class ScheduleError(PipebenchError):
-    """What is wrong with the rows, and where."""
+    """What is wrong with the rows, and where; `grid` shows the rows with the failing ones marked, when it is known."""
+
+    def __init__(self, text: str, grid: str = "") -> None:
+        super().__init__(text)
+        self.grid = grid
 
 
 class ResultError(PipebenchError):

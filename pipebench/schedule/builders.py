@@ -1,15 +1,44 @@
-"""The schedules, each one function from (K, M) to rows, and the transforms that apply to any of them."""
+"""The schedules that cut the model straight or loop it, and the transforms that apply to any schedule.
+
+A builder is one function from (K ranks, M micro-batches, stages per rank) to rows. `schedule/zero_bubble.py` and
+`schedule/v_shaped.py` hold the others; `schedule/catalogue.py` knows them all.
+"""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from enum import Enum
 
-from pipebench.errors import ConfigError, ScheduleError
-from pipebench.schedule.action import Action, Op, Row, Rows, Schedule
+import numpy as np
 
-Builder = Callable[[int, int], Rows]
+from pipebench.errors import ScheduleError
+from pipebench.schedule.action import (
+    OPS,
+    Codes,
+    Op,
+    Row,
+    Rows,
+    Schedule,
+    encode,
+    micro_batches_of,
+    ops_of,
+    stages_of,
+)
 
-SCHEDULES: dict[str, Builder] = {}
+Builder = Callable[[int, int, int], Rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A named builder and the numbers of stages per rank (`chunks`) it is defined for; `most_chunks` None: any."""
+
+    name: str
+    build: Builder
+    least_chunks: int
+    most_chunks: int | None
+    usual_chunks: int
+
+
+SCHEDULES: dict[str, Recipe] = {}
 
 
 class Recompute(Enum):
@@ -20,97 +49,140 @@ class Recompute(Enum):
     ALWAYS = "always"
 
 
-def schedule(name: str) -> Callable[[Builder], Builder]:
+def schedule(name: str, least_chunks: int = 1, most_chunks: int | None = 1, usual_chunks: int = 1) -> Callable[[Builder], Builder]:
     """Register a builder under the name that users write."""
 
     def register(builder: Builder) -> Builder:
-        SCHEDULES[name] = builder
+        SCHEDULES[name] = Recipe(name, builder, least_chunks, most_chunks, usual_chunks)
         return builder
 
     return register
 
 
 @schedule("gpipe")
-def gpipe(num_stages: int, num_micro_batches: int) -> Rows:
+def gpipe(num_ranks: int, num_micro_batches: int, chunks: int) -> Rows:
     """All forwards, then all backwards, last micro-batch first (Huang et al. 2019, fig. 2c).
 
     The reverse order frees the newest activations first and lets `except_last` pay.
     """
+    forwards = range(num_micro_batches)
     return tuple(
-        tuple(Action(Op.FORWARD, stage, m) for m in range(num_micro_batches))
-        + tuple(Action(Op.BACKWARD, stage, m) for m in reversed(range(num_micro_batches)))
-        for stage in range(num_stages)
+        Row.of(np.concatenate([encode(Op.FORWARD, stage, forwards), encode(Op.BACKWARD, stage, forwards[::-1])]))
+        for stage in range(num_ranks)
     )
 
 
 @schedule("naive")
-def naive(num_stages: int, num_micro_batches: int) -> Rows:
+def naive(num_ranks: int, num_micro_batches: int, chunks: int) -> Rows:
     """One micro-batch through all stages and back at a time: layer-wise model parallelism, no overlap."""
+    one_by_one = range(num_micro_batches)
     return tuple(
-        tuple(Action(op, stage, m) for m in range(num_micro_batches) for op in (Op.FORWARD, Op.BACKWARD))
-        for stage in range(num_stages)
+        Row.of(alternate(encode(Op.FORWARD, stage, one_by_one), encode(Op.BACKWARD, stage, one_by_one)))
+        for stage in range(num_ranks)
     )
 
 
 @schedule("1f1b")
-def one_forward_one_backward(num_stages: int, num_micro_batches: int) -> Rows:
+def one_forward_one_backward(num_ranks: int, num_micro_batches: int, chunks: int) -> Rows:
     """Warm up, then alternate, then drain (PipeDream-Flush; Narayanan et al. 2021, fig. 4 top).
 
-    Same bubble as GPipe, but stage s holds at most num_stages - s micro-batches.
+    Same bubble as GPipe, but stage s holds at most num_ranks - s micro-batches.
     """
-
-    def row(stage: int) -> Row:
-        warm_up = min(num_micro_batches, num_stages - 1 - stage)
-        forwards = [Action(Op.FORWARD, stage, m) for m in range(num_micro_batches)]
-        backwards = [Action(Op.BACKWARD, stage, m) for m in range(num_micro_batches)]
-        steady = [action for pair in zip(forwards[warm_up:], backwards, strict=False) for action in pair]
-        return (*forwards[:warm_up], *steady, *backwards[num_micro_batches - warm_up :])
-
-    return tuple(row(stage) for stage in range(num_stages))
-
-
-def build(name: str, num_stages: int, num_micro_batches: int) -> Schedule:
-    """Build the named schedule; raise ConfigError for an unknown name."""
-    if name not in SCHEDULES:
-        raise ConfigError(f"schedule={name!r}: expected one of {', '.join(SCHEDULES)}")
-    if num_stages < 1 or num_micro_batches < 1:
-        raise ScheduleError(
-            f"schedule {name}: {num_stages} stages, {num_micro_batches} micro-batches: expected at least 1 of each"
+    in_order = range(num_micro_batches)
+    return tuple(
+        Row.of(
+            warm_up_then_alternate(
+                encode(Op.FORWARD, stage, in_order), encode(Op.BACKWARD, stage, in_order), num_ranks - 1 - stage
+            )
         )
-    return Schedule(name, SCHEDULES[name](num_stages, num_micro_batches))
-
-
-def with_recompute(schedule: Schedule, recompute: Recompute) -> Schedule:
-    """Put an `R` right before the backward of every micro-batch that `recompute` names.
-
-    It waits for nothing from another rank, so it runs while the gradient is still on its way.
-    """
-    num_recomputed = {
-        Recompute.NEVER: 0,
-        Recompute.EXCEPT_LAST: schedule.num_micro_batches - 1,
-        Recompute.ALWAYS: schedule.num_micro_batches,
-    }[recompute]
-
-    def expand(action: Action) -> Row:
-        if action.op == Op.BACKWARD and action.micro_batch < num_recomputed:
-            return (replace(action, op=Op.RECOMPUTE), action)
-        return (action,)
-
-    return Schedule(
-        schedule.name, tuple(tuple(new for action in row for new in expand(action)) for row in schedule.rows)
+        for stage in range(num_ranks)
     )
 
 
-def with_optimizer(schedule: Schedule) -> Schedule:
-    """Let each stage step its optimizer as soon as its last backward is done."""
+@schedule("interleaved", most_chunks=None, usual_chunks=2)
+def interleaved(num_ranks: int, num_micro_batches: int, chunks: int) -> Rows:
+    """1F1B over `chunks` stages a rank, stage c*K + r on rank r (Narayanan et al. 2021, section 2.2.2, fig. 4 bottom).
 
-    def expand(row: Row) -> Row:
-        last_backward = {action.stage: action for action in row if action.op == Op.BACKWARD}
-        done = set(last_backward.values())
-        return tuple(
-            new
-            for action in row
-            for new in ((action, Action(Op.OPTIMIZER, action.stage)) if action in done else (action,))
+    Micro-batches go in groups of K, each group through one chunk after the other; backwards likewise, last chunk first.
+    Where K does not divide M, it is the order for the next multiple with the surplus micro-batches taken out, which
+    leaves every wait as it was. The bubble is 1F1B's divided by `chunks`.
+    """
+    groups = [range(first, first + num_ranks) for first in range(0, num_micro_batches, num_ranks)]
+
+    def in_groups(op: Op, rank: int, order: range) -> Codes:
+        return np.concatenate([encode(op, chunk * num_ranks + rank, group) for group in groups for chunk in order])
+
+    def row(rank: int) -> Row:
+        to_the_last = num_ranks - 1 - rank
+        codes = warm_up_then_alternate(
+            in_groups(Op.FORWARD, rank, range(chunks)),
+            in_groups(Op.BACKWARD, rank, range(chunks)[::-1]),
+            2 * to_the_last + (chunks - 1) * num_ranks if chunks > 1 else to_the_last,  # one chunk: plain 1F1B
         )
+        return Row.of(codes[micro_batches_of(codes) < num_micro_batches])
 
-    return Schedule(schedule.name, tuple(expand(row) for row in schedule.rows))
+    return tuple(row(rank) for rank in range(num_ranks))
+
+
+@schedule("looped_bfs", most_chunks=None, usual_chunks=2)
+def looped_bfs(num_ranks: int, num_micro_batches: int, chunks: int) -> Rows:
+    """GPipe over `chunks` stages a rank: all micro-batches through one chunk before the next (Lamy-Poirier 2023, fig. 2d).
+
+    The bubble is GPipe's divided by `chunks`; everything is in flight at once.
+    """
+    forwards = range(num_micro_batches)
+    return tuple(
+        Row.of(
+            np.concatenate(
+                [encode(Op.FORWARD, chunk * num_ranks + rank, forwards) for chunk in range(chunks)]
+                + [encode(Op.BACKWARD, chunk * num_ranks + rank, forwards[::-1]) for chunk in range(chunks)[::-1]]
+            )
+        )
+        for rank in range(num_ranks)
+    )
+
+
+def alternate(first: Codes, second: Codes) -> Codes:
+    """Return first[0], second[0], first[1], second[1], ... of arrays of equal length."""
+    return np.stack([first, second], axis=1).ravel()
+
+
+def warm_up_then_alternate(forwards: Codes, backwards: Codes, num_warm_up: int) -> Codes:
+    """Return `num_warm_up` forwards, then pairs of forward and backward, then the remaining backwards."""
+    warm_up = min(num_warm_up, len(forwards))
+    paired = len(forwards) - warm_up
+    return np.concatenate([forwards[:warm_up], alternate(forwards[warm_up:], backwards[:paired]), backwards[paired:]])
+
+
+def with_recompute(schedule: Schedule, recompute: Recompute) -> Schedule:
+    """Put an `R` right before the backward (or its input gradient) of every micro-batch that `recompute` names.
+
+    It waits for nothing from another rank, so it runs while the gradient is still on its way. Raise ScheduleError
+    for rows that hold recomputes of their own.
+    """
+    if recompute == Recompute.NEVER:
+        return schedule
+    if Op.RECOMPUTE in schedule.place:
+        raise ScheduleError(f"schedule {schedule.name}: has recomputes of its own: expected recompute=never")
+    most = schedule.num_micro_batches - (recompute == Recompute.EXCEPT_LAST)
+
+    def expand(codes: Codes) -> Codes:
+        uses_activations = np.isin(ops_of(codes), [OPS.index(Op.BACKWARD), OPS.index(Op.INPUT_GRADIENT)])
+        chosen = np.flatnonzero(uses_activations & (micro_batches_of(codes) < most))
+        again = encode(Op.RECOMPUTE, stages_of(codes[chosen]), micro_batches_of(codes[chosen]))
+        return np.insert(codes, chosen, again)
+
+    return Schedule(schedule.name, tuple(Row.of(expand(row.codes)) for row in schedule.rows))
+
+
+def with_optimizer(schedule: Schedule) -> Schedule:
+    """Let each stage step its optimizer as soon as its last gradient is there."""
+
+    def expand(codes: Codes) -> Codes:
+        stages = stages_of(codes)
+        gives_gradients = np.isin(ops_of(codes), [OPS.index(Op.BACKWARD), OPS.index(Op.WEIGHT_GRADIENT)])
+        last = [np.flatnonzero(gives_gradients & (stages == stage)).max() for stage in np.unique(stages[gives_gradients])]
+        steps = [encode(Op.OPTIMIZER, int(stages[place]), -1)[0] for place in last]
+        return np.insert(codes, np.array(last, dtype=np.int64) + 1, steps)
+
+    return Schedule(schedule.name, tuple(Row.of(expand(row.codes)) for row in schedule.rows))

@@ -1,58 +1,117 @@
-"""Play a schedule's rows on ideal ranks: each action starts when its rank is free and its inputs have arrived."""
+"""Play a schedule's rows on ideal ranks: each action starts when its rank is free and its inputs have arrived.
 
-from collections.abc import Callable
+All ranks whose next action can run advance together, so a step costs numpy calls by the depth of the schedule
+and not by its actions: millions of actions a second where many ranks work side by side.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipebench.errors import ScheduleError
-from pipebench.schedule.action import Action, Schedule
-from pipebench.trace import Span, Trace
+from pipebench.schedule.action import OPS, Op, Schedule, decode, ops_of, stages_of
+from pipebench.schedule.text import grid
+from pipebench.trace import Trace
 
-DurationOf = Callable[[Action], float]
-TransferTimeOf = Callable[[Action, Action], float]
-
-
-def no_transfer_time(producer: Action, consumer: Action) -> float:
-    return 0.0
+Costs = Mapping[tuple[int, Op], float]
+"""Seconds of one action by (stage, op)."""
 
 
-def simulate(schedule: Schedule, duration_s: DurationOf, transfer_s: TransferTimeOf = no_transfer_time) -> Trace:
-    """Return when every action would run.
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What lies between two ranks: a tensor takes `latency_s` + bytes / `bytes_per_s` and occupies neither rank."""
 
-    `duration_s(action)` occupies the action's rank; `transfer_s(producer, consumer)` is the pure latency of a
-    tensor between two ranks and occupies neither. Raise ScheduleError when the rows cannot proceed.
+    latency_s: float = 0.0
+    bytes_per_s: float = math.inf
+
+    def transfer_s(self, num_bytes: float) -> float:
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+def simulate(schedule: Schedule, costs: Costs, transfer_s: float | Sequence[float] = 0.0) -> Trace:
+    """Return when every action would run, at the same cost for all micro-batches of a stage.
+
+    `transfer_s` is what a boundary tensor takes between two ranks (see `Link`): one number, or for each stage that
+    of the boundary before it. Costs of ops that do not occur may be left out; the optimizer's default to nothing.
+    Raise ScheduleError when the rows cannot proceed.
     """
-    finished: dict[Action, float] = {}
-    blocked_on: dict[Action, list[int]] = {}
-    position = [0] * schedule.num_ranks
-    clock = [0.0] * schedule.num_ranks
-    spans: list[Span] = []
-    runnable = list(range(schedule.num_ranks))
-    while runnable:
-        rank = runnable.pop()
-        row = schedule.rows[rank]
-        while position[rank] < len(row):
-            action = row[position[rank]]
-            start = clock[rank]
-            missing = None
-            for dependency in schedule.dependencies(action):
-                if dependency not in finished:
-                    missing = dependency
-                    break
-                crosses = schedule.rank_of(dependency) != rank
-                arrival = finished[dependency] + (transfer_s(dependency, action) if crosses else 0.0)
-                start = max(start, arrival)
-            if missing is not None:
-                blocked_on.setdefault(missing, []).append(rank)
-                break
-            end = start + duration_s(action)
-            spans.append(Span(rank, action, start, end))
-            finished[action] = clock[rank] = end
-            position[rank] += 1
-            runnable.extend(blocked_on.pop(action, ()))
-    if blocked_on:
-        stuck = ", ".join(
-            f"rank {rank} at {schedule.rows[rank][position[rank]]} waits for {missing}"
-            for missing, ranks in blocked_on.items()
-            for rank in ranks
+    return play(schedule, durations(schedule, costs), transfer_s)
+
+
+def durations(schedule: Schedule, costs: Costs) -> NDArray[np.float64]:
+    """Return each action's seconds, rows end to end."""
+    table = np.full((len(OPS), schedule.num_stages), np.nan)
+    table[OPS.index(Op.OPTIMIZER)] = 0.0
+    for (stage, op), seconds in costs.items():
+        if stage < schedule.num_stages:
+            table[OPS.index(op), stage] = seconds
+    codes = schedule.codes
+    return table[ops_of(codes), stages_of(codes)]
+
+
+def play(schedule: Schedule, duration_s: NDArray[np.float64], transfer_s: float | Sequence[float] = 0.0) -> Trace:
+    """Return when every action would run; `duration_s` holds each action's seconds, rows end to end."""
+    num_actions = schedule.num_actions
+    producers = schedule.producers()
+    delay_s = arrival_delays(schedule, producers, transfer_s)
+    end_s = np.full(num_actions + 2, math.inf)
+    end_s[num_actions] = -math.inf  # nothing is waited for; the place after it stays unfinished for ever
+    start_s = np.zeros(num_actions)
+    lengths = np.array([len(row) for row in schedule.rows])
+    stops = np.cumsum(lengths)
+    place = stops - lengths
+    clock_s = np.zeros(schedule.num_ranks)
+    ranks = np.flatnonzero(lengths)
+    while len(ranks):
+        here = place[ranks]
+        arrival_s = (end_s[producers[:, here]] + delay_s[:, here]).max(axis=0)
+        ready = arrival_s < math.inf
+        going, here = ranks[ready], here[ready]
+        if not len(going):
+            raise _stuck(schedule, place, ranks, end_s, producers)
+        start_s[here] = np.maximum(clock_s[going], arrival_s[ready])
+        clock_s[going] = end_s[here] = start_s[here] + duration_s[here]
+        place[going] += 1
+        if (place[going] == stops[going]).any():
+            ranks = ranks[place[ranks] < stops[ranks]]
+    return Trace(schedule.rows, start_s, end_s[:num_actions])
+
+
+def arrival_delays(
+    schedule: Schedule, producers: NDArray[np.int64], transfer_s: float | Sequence[float]
+) -> NDArray[np.float64]:
+    """Return what passes between a producer's end and its consumer's having the result: nothing on the same rank."""
+    stages = stages_of(schedule.codes)
+    owner = np.append(np.repeat(np.arange(schedule.num_ranks), [len(row) for row in schedule.rows]), [-1, -1])
+    boundary_s = np.broadcast_to(np.asarray(transfer_s, dtype=np.float64), schedule.num_stages)
+    delays = np.zeros(producers.shape)
+    for line, producer in enumerate(producers):
+        crossing = np.flatnonzero((producer < len(stages)) & (owner[producer] != owner[:-2]))
+        delays[line, crossing] = boundary_s[np.maximum(stages[crossing], stages[producer[crossing]])]
+    return delays
+
+
+def _stuck(
+    schedule: Schedule,
+    place: NDArray[np.int64],
+    ranks: NDArray[np.int64],
+    end_s: NDArray[np.float64],
+    producers: NDArray[np.int64],
+) -> ScheduleError:
+    codes = schedule.codes
+    first = np.cumsum([0, *map(len, schedule.rows)])
+    reasons, marked = [], {}
+    for rank in ranks.tolist():
+        action = decode(int(codes[place[rank]]))
+        unfinished = [p for p in producers[:, place[rank]].tolist() if end_s[p] == math.inf]
+        missing = (
+            decode(int(codes[unfinished[0]]))
+            if unfinished[0] < len(codes)
+            else next(d for d in schedule.dependencies(action) if not schedule.runs(d.op, d.stage, d.micro_batch))
         )
-        raise ScheduleError(f"schedule {schedule.name} cannot proceed: {stuck}")
-    return Trace(tuple(spans), schedule.num_ranks)
+        reasons.append(f"rank {rank} at {action} waits for {missing}")
+        marked[rank] = int(place[rank] - first[rank])
+    return ScheduleError(f"schedule {schedule.name} cannot proceed: {', '.join(reasons)}", grid(schedule, marked))

@@ -1,0 +1,48 @@
+"""All schedules by the name that users write: the built-in ones, and any CSV file."""
+
+from pathlib import Path
+
+# Importing a module registers its schedules.
+import pipebench.schedule.v_shaped
+import pipebench.schedule.zero_bubble  # noqa: F401
+from pipebench.errors import ConfigError, ScheduleError
+from pipebench.schedule.action import Schedule
+from pipebench.schedule.builders import SCHEDULES
+from pipebench.schedule.text import load_csv
+
+
+def is_file(name: str) -> bool:
+    return name.endswith(".csv")
+
+
+def build(name: str, num_ranks: int, num_micro_batches: int, chunks: int | None = None) -> Schedule:
+    """Build the named schedule, or read it where the name ends in .csv; `chunks` None is the schedule's usual number.
+
+    Raise ConfigError for an unknown name or a number of chunks it is not defined for, ScheduleError for impossible
+    sizes and for a file that is no schedule of this size.
+    """
+    if is_file(name):
+        return _read(Path(name), num_ranks, num_micro_batches)
+    if name not in SCHEDULES:
+        raise ConfigError(f"schedule={name!r}: expected one of {', '.join(SCHEDULES)}, or a .csv file")
+    if num_ranks < 1 or num_micro_batches < 1:
+        raise ScheduleError(
+            f"schedule {name}: {num_ranks} stages, {num_micro_batches} micro-batches: expected at least 1 of each"
+        )
+    recipe = SCHEDULES[name]
+    chunks = recipe.usual_chunks if chunks is None else chunks
+    if chunks < recipe.least_chunks or (recipe.most_chunks is not None and chunks > recipe.most_chunks):
+        only = recipe.least_chunks == recipe.most_chunks
+        wanted = f"{recipe.least_chunks}" if only else f"at least {recipe.least_chunks}"
+        raise ConfigError(f"chunks={chunks}: expected {wanted} with schedule={name}")
+    return Schedule(name, recipe.build(num_ranks, num_micro_batches, chunks))
+
+
+def _read(path: Path, num_ranks: int, num_micro_batches: int) -> Schedule:
+    schedule = load_csv(path)
+    if (schedule.num_ranks, schedule.num_micro_batches) != (num_ranks, num_micro_batches):
+        raise ScheduleError(
+            f"schedule {path}: has {schedule.num_ranks} ranks and {schedule.num_micro_batches} micro-batches: "
+            f"expected stages={num_ranks} and micro={num_micro_batches}"
+        )
+    return schedule
