@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +19,11 @@ from omegaconf import MISSING
 
 from pipebench.errors import ConfigError
 from pipebench.machine import Machine
-from pipebench.schedule.builders import SCHEDULES, Recompute
+from pipebench.schedule.builders import SCHEDULES, Recompute, with_optimizer, with_recompute
+from pipebench.schedule.catalogue import ZB_AUTO, build, is_file
+from pipebench.schedule.validate import validate
 
-ENGINES = ("pipebench", "torch")
+ENGINES = ("pipebench", "torch", "simulate")
 TORCH_SCHEDULES = ("gpipe", "1f1b")
 PARTITIONS = ("time", "parameters", "uniform")
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -74,6 +77,7 @@ class SyntheticConfig:
     width: int = MISSING
     forward_s: float = MISSING
     backward_s: float = MISSING
+    weight_share: float = MISSING
     imbalance: float = MISSING
 
     @property
@@ -125,9 +129,12 @@ class RunConfig:
     micro: int = MISSING
     replicas: int = MISSING
     schedule: str = MISSING
+    chunks: Any = MISSING
+    memory_limit: Any = MISSING
     recompute: str = MISSING
     partition: Any = MISSING
     engine: str = MISSING
+    profile: str | None = MISSING
     batch: int = MISSING
     model: Any = MISSING
     data: Any = MISSING
@@ -165,11 +172,16 @@ def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     _check_names(config)
     _check_numbers(config)
     _check_model(config.model)
+    config = dataclasses.replace(config, chunks=_resolve_chunks(config))
+    _check_memory_limit(config)
     _check_fit(config)
+    _check_schedule(config)
     device = _resolve_device(config.device, machine)
     threads = _resolve_threads(config, machine)
     if config.engine == "torch":
         _check_torch_engine(dataclasses.replace(config, device=device), machine)
+    if config.engine == "simulate":
+        _check_profile(config)
     return dataclasses.replace(config, device=device, threads=threads)
 
 
@@ -178,7 +190,23 @@ def key_of(config: RunConfig) -> str:
     point = dataclasses.asdict(config)
     for name in NOT_PART_OF_THE_POINT:
         del point[name]
+    if is_file(config.schedule):  # the rows count, not what they are called
+        point["schedule"] = hashlib.sha256(Path(config.schedule).read_bytes()).hexdigest()
+    if config.profile is not None:
+        point["profile"] = hashlib.sha256(Path(config.profile).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def num_stages_of(config: RunConfig) -> list[int]:
+    """Return the numbers of stages the model may be cut into: stages x chunks; two where a search chooses."""
+    if is_file(config.schedule):
+        return [build(config.schedule, config.stages, config.micro).num_stages]
+    if config.chunks == "auto":
+        most = config.model.num_layers
+        if isinstance(config.partition, list):
+            return [len(config.partition)]
+        return [config.stages * chunks for chunks in (1, 2) if config.stages * chunks <= most] or [config.stages]
+    return [config.stages * config.chunks]
 
 
 def value_at(config: RunConfig, path: str) -> Any:
@@ -213,7 +241,8 @@ def _check_name(key: str, value: str, allowed: Iterable[str]) -> None:
 
 
 def _check_names(config: RunConfig) -> None:
-    _check_name("schedule", config.schedule, SCHEDULES)
+    if not is_file(config.schedule):
+        _check_name("schedule", config.schedule, [*SCHEDULES, ZB_AUTO, "a .csv file"])
     _check_name("recompute", config.recompute, [choice.value for choice in Recompute])
     _check_name("engine", config.engine, ENGINES)
     _check_name("optimizer.name", config.optimizer.name, OPTIMIZERS)
@@ -284,6 +313,8 @@ def _check_model(model: ModelConfig) -> None:
             for key, seconds in (("forward_s", model.forward_s), ("backward_s", model.backward_s)):
                 if not 0 <= seconds < 60:
                     _fail(f"model.{key}", seconds, "seconds from 0 to 60")
+            if not 0 <= model.weight_share <= 1:
+                _fail("model.weight_share", model.weight_share, "a number from 0 to 1")
             if not model.imbalance >= 0:
                 _fail("model.imbalance", model.imbalance, "a number of at least 0")
     if not 0 <= getattr(model, "dropout", 0.0) < 1:
@@ -291,9 +322,12 @@ def _check_model(model: ModelConfig) -> None:
 
 
 def _check_fit(config: RunConfig) -> None:
-    num_layers = config.model.num_layers
-    if config.stages > num_layers:
-        _fail("stages", config.stages, f"at most {num_layers}, the layers of model={config.model.name}")
+    num_layers, num_stages = config.model.num_layers, num_stages_of(config)
+    if min(num_stages) > num_layers:
+        what = f"layers of model={config.model.name}"
+        if config.chunks in (1, "auto"):
+            _fail("stages", config.stages, f"at most {num_layers}, the {what}")
+        _fail("chunks", config.chunks, f"stages x chunks of at most {num_layers}, the {what}; it is {min(num_stages)}")
     if config.micro > config.batch:
         _fail("micro", config.micro, f"at most {config.batch}, the samples of a mini-batch (batch)")
     if isinstance(config.partition, str):
@@ -302,16 +336,66 @@ def _check_fit(config: RunConfig) -> None:
     counts = config.partition
     if not isinstance(counts, list) or not all(type(count) is int and count >= 1 for count in counts):
         _fail("partition", counts, f"one of {', '.join(PARTITIONS)}, or a list of layer counts of at least 1")
-    if len(counts) != config.stages or sum(counts) != num_layers:
+    allowed = [config.stages, 2 * config.stages] if config.chunks == "auto" else num_stages
+    if len(counts) not in allowed or sum(counts) != num_layers:
         _fail(
             "partition",
             counts,
-            f"{config.stages} counts (stages) that add up to {num_layers}, the layers of model={config.model.name}",
+            f"{' or '.join(map(str, allowed))} counts (stages x chunks) that add up to {num_layers}, "
+            f"the layers of model={config.model.name}",
         )
 
 
+def _resolve_chunks(config: RunConfig) -> Any:
+    """Return the stages per rank, or `auto` where something else decides: a file's rows, or the search."""
+    chunks = config.chunks
+    if chunks != "auto" and (type(chunks) is not int or chunks < 1):
+        _fail("chunks", chunks, "auto or a whole number of at least 1")
+    if is_file(config.schedule):
+        if chunks != "auto":
+            _fail("chunks", chunks, f"auto with schedule={config.schedule}, whose rows say which stages a rank has")
+        return chunks
+    if config.schedule == ZB_AUTO:
+        if chunks not in ("auto", 1, 2):
+            _fail("chunks", chunks, f"auto, 1 or 2 with schedule={ZB_AUTO}")
+        return chunks
+    return SCHEDULES[config.schedule].usual_chunks if chunks == "auto" else chunks
+
+
+def _check_memory_limit(config: RunConfig) -> None:
+    limit = config.memory_limit
+    if limit == "auto":
+        return
+    if config.schedule != ZB_AUTO:
+        _fail("memory_limit", limit, f"auto with schedule={config.schedule}: only {ZB_AUTO} keeps a limit")
+    if limit_in_pipelines(limit) is None and (type(limit) not in (int, float) or not limit > 0):
+        _fail("memory_limit", limit, "auto, MiB of activations a rank, or 2p for twice what 1F1B's first rank holds")
+
+
+def limit_in_pipelines(limit: Any) -> float | None:
+    """Return 1.5 for `1.5p`, in units of K micro-batches of a whole rank; None for what is not written so."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)p", str(limit))
+    return float(match[1]) if match and float(match[1]) > 0 else None
+
+
+def _check_schedule(config: RunConfig) -> None:
+    """Build and validate now what would otherwise fail in front of the processes."""
+    if config.schedule == ZB_AUTO:
+        return
+    chunks = None if config.chunks == "auto" else config.chunks
+    schedule = build(config.schedule, config.stages, config.micro, chunks)
+    validate(with_optimizer(with_recompute(schedule, Recompute(config.recompute))))
+
+
+def _check_profile(config: RunConfig) -> None:
+    if config.profile is None and config.model.kind != "synthetic":
+        _fail("profile", "null", "a result.json of a real run, or a YAML of costs, with engine=simulate")
+    if config.profile is not None and not Path(config.profile).is_file():
+        _fail("profile", config.profile, "a file that exists")
+
+
 def _check_torch_engine(config: RunConfig, machine: Machine) -> None:
-    """What torch.distributed.pipelining cannot do."""
+    """What torch.distributed.pipelining cannot do here."""
     if config.schedule not in TORCH_SCHEDULES:
         _fail("schedule", config.schedule, f"one of {', '.join(TORCH_SCHEDULES)} with engine=torch")
     if config.recompute != "never":

@@ -1,37 +1,39 @@
 """Numbers read off traces and samples. Every definition that a table prints has its home here."""
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from pipebench.schedule.action import Action, Op
-from pipebench.trace import Trace
+from pipebench.schedule.action import OPS, Action, Op, Schedule, ops_of, stages_of
+from pipebench.schedule.simulate import Costs
+from pipebench.trace import Span, Trace
 
 
 def bubble_fraction(trace: Trace) -> float:
     """Return idle / makespan: 1 - busy / (ranks x makespan)."""
-    busy_s = sum(span.duration_s for span in trace.spans)
-    return 1.0 - busy_s / (trace.num_ranks * trace.makespan_s)
+    return 1.0 - float(trace.duration_s.sum()) / (trace.num_ranks * trace.makespan_s)
 
 
-Costs = dict[tuple[int, Op], float]
-"""Seconds of one action by (stage, op)."""
-
-
-def step_costs(trace: Trace) -> Costs:
-    """Return what one action of each (stage, op) cost a core of its own, mean over the step's micro-batches.
+def step_costs(trace: Trace) -> dict[tuple[int, Op], float]:
+    """Return what one action of each (stage, op) cost a core of its own in seconds, mean over the micro-batches.
 
     The time for which a rank was ready but had no core is taken out, so the number stands even where stages
     outnumber cores.
     """
-    step: dict[tuple[int, Op], list[float]] = defaultdict(list)
-    for span in trace.spans:
-        step[span.action.stage, span.action.op].append(span.duration_s - span.delay_s)
-    return {kind: sum(costs) / len(costs) for kind, costs in step.items()}
+    if not trace.num_ranks:
+        return {}
+    codes = np.concatenate([row.codes for row in trace.rows])
+    kinds, kind = np.unique(stages_of(codes) * len(OPS) + ops_of(codes), return_inverse=True)
+    seconds = np.bincount(kind, trace.duration_s - trace.delay_s) / np.bincount(kind)
+    return {
+        (number // len(OPS), OPS[number % len(OPS)]): mean
+        for number, mean in zip(kinds.tolist(), seconds.tolist(), strict=True)
+    }
 
 
-def action_costs(traces: Sequence[Trace]) -> Costs:
+def action_costs(traces: Sequence[Trace]) -> dict[tuple[int, Op], float]:
     """Return the median over steps of `step_costs`."""
     steps: dict[tuple[int, Op], list[float]] = defaultdict(list)
     for trace in traces:
@@ -40,13 +42,51 @@ def action_costs(traces: Sequence[Trace]) -> Costs:
     return {kind: float(np.median(costs)) for kind, costs in steps.items()}
 
 
-def stage_times(costs: Costs, actions: Sequence[Action]) -> list[float]:
+def stage_times(costs: Costs, actions: Iterable[Action]) -> list[float]:
     """Return each stage's seconds of pipeline work in one step, the optimizer not included."""
     totals: dict[int, float] = defaultdict(float)
     for action in actions:
         if action.op != Op.OPTIMIZER:
             totals[action.stage] += costs[action.stage, action.op]
     return [totals[stage] for stage in sorted(totals)]
+
+
+def critical_path(schedule: Schedule, trace: Trace, transfer_s: float | Sequence[float] = 0.0) -> list[Span]:
+    """Return the chain of spans that ends the step, in order of time: each started when the one before let it.
+
+    Walks back from the span that ended last, each time to what let it start: the action before it in its rank's row
+    or one of its dependencies, whichever was there last (the row's wins a tie). A dependency from another rank is
+    there `transfer_s` after its end (as in `simulate`; for a measured trace 0, so that a transfer shows as a wait).
+    The durations, and the waits between them and before the first, add up to the makespan.
+    """
+    assert schedule.rows == trace.rows, f"critical path of {schedule.name}: the trace is not of these rows"
+    boundary_s = np.broadcast_to(np.asarray(transfer_s, dtype=np.float64), schedule.num_stages)
+    first = np.cumsum([0, *map(len, schedule.rows)]).tolist()
+
+    def arrival_s(producer: Action, consumer: Action) -> float:
+        crosses = schedule.rank_of(producer) != schedule.rank_of(consumer)
+        ended_s = trace.end_s[_place(schedule, producer)]
+        return float(ended_s + boundary_s[max(producer.stage, consumer.stage)] if crosses else ended_s)
+
+    path: list[Span] = []
+    place: int | None = int(np.argmax(trace.end_s)) if schedule.num_actions else None
+    while place is not None:
+        span = _span(trace, first, place)
+        path.append(span)
+        before = [(float(trace.end_s[place - 1]), place - 1)] if place > first[span.rank] else []
+        waited_for = [(arrival_s(p, span.action), _place(schedule, p)) for p in schedule.dependencies(span.action)]
+        place = max(before + waited_for, key=lambda candidate: candidate[0], default=(0.0, None))[1]
+    return path[::-1]
+
+
+def _place(schedule: Schedule, action: Action) -> int:
+    return int(schedule.place[action.op][action.stage, action.micro_batch])
+
+
+def _span(trace: Trace, first: Sequence[int], place: int) -> Span:
+    rank = bisect_right(first, place) - 1
+    times = float(trace.start_s[place]), float(trace.end_s[place]), float(trace.delay_s[place])
+    return Span(rank, trace.rows[rank][place - first[rank]], *times)
 
 
 def imbalance(stage_times_s: Sequence[float]) -> float:

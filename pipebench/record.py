@@ -12,28 +12,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipebench.config import DATA, MODELS, OptimizerConfig, RunConfig, WandbConfig
 from pipebench.errors import ResultError
 from pipebench.schedule.action import Action, Schedule
-from pipebench.trace import Span, Trace
+from pipebench.trace import Trace
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
     """What each layer costs for one micro-batch of `num_samples`: seconds, and bytes by purpose.
 
+    `backward_s` is that of a backward in one piece, `input_s` and `weight_s` those of its two parts.
     `saved_bytes` are kept from forward to backward, the layer's input not counted; `saves_input` tells whether
-    the layer keeps that too. The last layer includes the loss. Seconds are there only when a partition needs them.
+    the layer keeps that too; `put_off_bytes` are kept between the two parts. The last layer includes the loss.
+    Seconds are there only when a partition or a search needs them.
     """
 
     num_samples: int
     names: list[str]
     forward_s: list[float]
     backward_s: list[float]
+    input_s: list[float]
+    weight_s: list[float]
     parameter_bytes: list[int]
     saved_bytes: list[int]
+    put_off_bytes: list[int]
     input_bytes: list[int]
     saves_input: list[bool]
 
@@ -60,8 +67,8 @@ class RankRecord:
     """What one rank delivers. Times of step i are in seconds since step i began, the same moment on all ranks.
 
     `spans[i]` holds (start, end, delay) for each action of the rank's row, or nothing where an engine cannot
-    tell. `transfer_s` is the one-way time of a boundary tensor from the rank before this one. `losses` covers
-    every training step, warm-up included, on the rank of the last stage.
+    tell. `transfer_s` holds for each of the rank's stages the one-way time of its input from another rank, 0 where
+    that comes from this one. `losses` covers every training step, warm-up included, on the rank of the last stage.
     """
 
     rank: int
@@ -70,7 +77,7 @@ class RankRecord:
     steady: bool
     losses: list[float]
     grad_rel_error: float | None
-    transfer_s: float
+    transfer_s: list[float]
     spans: list[list[tuple[float, float, float]]]
     memory: StageMemory
     peak_rss_bytes: int
@@ -110,22 +117,25 @@ def traces(result: RunResult, repeat: Repeat) -> list[Trace]:
     """Return the measured trace of each timed step, or nothing where the engine recorded none."""
     rows = result.schedule.rows
     steps = zip(*(record.spans for record in repeat.ranks), strict=True)
-    return [
-        Trace(
-            tuple(
-                Span(rank, action, start, end, delay)
-                for rank, (row, spans) in enumerate(zip(rows, step, strict=True))
-                for action, (start, end, delay) in zip(row, spans, strict=True)
-            ),
-            len(rows),
-        )
-        for step in steps
-    ]
+    found = []
+    for step in steps:
+        if [len(spans) for spans in step] != [len(row) for row in rows]:
+            raise ValueError(
+                f"{[len(spans) for spans in step]} spans: expected {[len(row) for row in rows]}, one an action"
+            )
+        start_s, end_s, delay_s = np.array([span for spans in step for span in spans], dtype=np.float64).T
+        found.append(Trace(rows, start_s, end_s, delay_s))
+    return found
 
 
 def step_times(repeat: Repeat) -> list[float]:
     """Return each timed step's seconds: until the last rank was done."""
     return [max(times) for times in zip(*(record.step_s for record in repeat.ranks), strict=True)]
+
+
+def losses(repeat: Repeat) -> list[float]:
+    """Return the loss of every training step, from whichever rank holds the last stage."""
+    return next((record.losses for record in repeat.ranks if record.losses), [])
 
 
 def write_json(path: Path, content: object) -> None:

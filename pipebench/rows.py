@@ -3,48 +3,58 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from pipebench.config import RunConfig, TransformerConfig, value_at
-from pipebench.metrics import Costs, action_costs, bubble_fraction, imbalance, median_interval, stage_times, step_costs
-from pipebench.record import LayerProfile, Repeat, RunResult, step_times, traces
-from pipebench.schedule.action import Action, Op, Schedule
-from pipebench.schedule.bounds import BUBBLE_BOUNDS, gpipe_with_recompute
-from pipebench.schedule.memory import StageActivations, peak_activation_bytes
-from pipebench.schedule.simulate import TransferTimeOf, simulate
+from pipebench.costs import stage_activations
+from pipebench.metrics import action_costs, bubble_fraction, imbalance, median_interval, stage_times, step_costs
+from pipebench.record import Repeat, RunResult, losses, step_times, traces
+from pipebench.schedule.action import Op, stages_of
+from pipebench.schedule.bounds import PassCosts, bubble_bound
+from pipebench.schedule.memory import peak_activation_bytes
+from pipebench.schedule.simulate import Costs, simulate
 from pipebench.trace import Trace
 
 Row = dict[str, Any]
 
-MEASURED = ("ok", "wrong", "unchecked")
-"""Statuses of points that have timed steps."""
+MEASURED = ("ok", "wrong", "unchecked", "simulated")
+"""Statuses of points that have timed steps, be they simulated ones."""
 
-COMPARABLE = ("ok", "unchecked")
+COMPARABLE = ("ok", "unchecked", "simulated")
 """Statuses that plots and speed-ups use."""
 
-AXES = ("stages", "micro", "replicas", "schedule", "recompute", "partition", "model", "engine")
+AXES = ("stages", "micro", "replicas", "schedule", "chunks", "recompute", "partition", "model", "engine")
 
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """One stage of a point: times of one action in seconds, memory in bytes at the rank's peak."""
+    """One stage of a point: times of one action in seconds, memory in bytes at its rank's peak.
+
+    Memory is the rank's, all its stages together; it stands in the row of the rank's first stage alone.
+    """
 
     stage: int
+    rank: int
     layers: int
     forward_s: float | None
     backward_s: float | None
+    input_s: float | None
+    weight_s: float | None
     recompute_s: float | None
     optimizer_s: float | None
     busy_s: float | None
     transfer_in_s: float
-    parameters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    activations_bytes: int
+    parameters_bytes: int | None
+    gradients_bytes: int | None
+    optimizer_bytes: int | None
+    activations_bytes: int | None
     activations_predicted_bytes: int | None
-    peak_memory_bytes: int
-    peak_rss_bytes: int
+    peak_memory_bytes: int | None
+    peak_rss_bytes: int | None
 
 
 def row_of(result: RunResult, reference: RunResult | None, swept: Sequence[str] = ()) -> Row:
@@ -55,6 +65,8 @@ def row_of(result: RunResult, reference: RunResult | None, swept: Sequence[str] 
     config = result.config
     row: Row = {"key": result.key, "status": result.status}
     row |= {name: _plain(value_at(config, name)) for name in dict.fromkeys((*AXES, *swept))}
+    if config.chunks == "auto" and result.layers_per_stage:
+        row["chunks"] = max(map(result.schedule.stage_ranks.count, range(config.stages)))
     row |= _timing(result, reference)
     row |= _bubble(result)
     row |= _resources(result)
@@ -62,41 +74,51 @@ def row_of(result: RunResult, reference: RunResult | None, swept: Sequence[str] 
     row["oversubscribed"] = result.oversubscribed
     measured = result.status in MEASURED
     row["steady"] = all(record.steady for repeat in result.repeats for record in repeat.ranks) if measured else None
-    row["simulated"] = False
+    row["simulated"] = result.status == "simulated"
     row["message"] = result.message
     return row
 
 
 def stage_rows(result: RunResult) -> list[StageRow]:
     """Return the per-stage table of a measured point, from its first group of workers."""
-    repeat = result.repeats[0]
+    repeat, schedule = result.repeats[0], result.schedule
     costs = _costs(result)
     predicted = predicted_activation_bytes(result)
-    steps = traces(result, repeat)
+    transfer_s = _transfer_times(result)
+    busy = [_busy(step) for step in traces(result, repeat)]
     rows = []
-    for record, layers in zip(repeat.ranks, result.layers_per_stage, strict=True):
-        stage, memory = record.rank, record.memory
-        busy = [sum(s.duration_s for s in step.spans if s.rank == record.rank) for step in steps]
+    for stage, (rank, layers) in enumerate(zip(schedule.stage_ranks, result.layers_per_stage, strict=True)):
+        record = repeat.ranks[rank]
+        memory = record.memory if schedule.stages_of_rank(rank)[0] == stage else None
         rows.append(
             StageRow(
                 stage=stage,
+                rank=rank,
                 layers=layers,
                 forward_s=costs.get((stage, Op.FORWARD)),
                 backward_s=costs.get((stage, Op.BACKWARD)),
+                input_s=costs.get((stage, Op.INPUT_GRADIENT)),
+                weight_s=costs.get((stage, Op.WEIGHT_GRADIENT)),
                 recompute_s=costs.get((stage, Op.RECOMPUTE)),
                 optimizer_s=costs.get((stage, Op.OPTIMIZER)),
-                busy_s=median(busy) if busy else None,
-                transfer_in_s=record.transfer_s,
-                parameters_bytes=memory.parameters_bytes,
-                gradients_bytes=memory.gradients_bytes,
-                optimizer_bytes=memory.optimizer_bytes,
-                activations_bytes=memory.activations_bytes,
-                activations_predicted_bytes=predicted[stage] if predicted else None,
-                peak_memory_bytes=memory.peak_bytes,
-                peak_rss_bytes=record.peak_rss_bytes,
+                busy_s=median(step[stage] for step in busy) if busy else None,
+                transfer_in_s=transfer_s[stage],
+                parameters_bytes=memory.parameters_bytes if memory else None,
+                gradients_bytes=memory.gradients_bytes if memory else None,
+                optimizer_bytes=memory.optimizer_bytes if memory else None,
+                activations_bytes=memory.activations_bytes if memory else None,
+                activations_predicted_bytes=predicted[rank] if memory and predicted else None,
+                peak_memory_bytes=memory.peak_bytes if memory else None,
+                peak_rss_bytes=record.peak_rss_bytes if memory else None,
             )
         )
     return rows
+
+
+def _busy(trace: Trace) -> list[float]:
+    """Return each stage's busy seconds."""
+    stages = np.concatenate([stages_of(row.codes) for row in trace.rows])
+    return [float(seconds) for seconds in np.bincount(stages, trace.duration_s)]
 
 
 def replays(result: RunResult) -> list[Trace]:
@@ -107,23 +129,18 @@ def replays(result: RunResult) -> list[Trace]:
     """
     steps = [trace for repeat in result.repeats for trace in traces(result, repeat)]
     schedule, transfer_s = result.schedule, _transfer_times(result)
-
-    def between(producer: Action, consumer: Action) -> float:
-        return transfer_s[max(producer.stage, consumer.stage)]
-
-    return [_replay(schedule, step_costs(step), between) for step in steps]
-
-
-def _replay(schedule: Schedule, costs: Costs, between: TransferTimeOf) -> Trace:
-    return simulate(schedule, lambda action: costs[action.stage, action.op], between)
+    return [simulate(schedule, step_costs(step), transfer_s) for step in steps]
 
 
 def _transfer_times(result: RunResult) -> list[float]:
-    """Return for each rank the one-way seconds from the rank before it."""
-    return [
-        median(repeat.ranks[rank].transfer_s for repeat in result.repeats)
-        for rank in range(len(result.repeats[0].ranks))
-    ]
+    """Return for each stage the one-way seconds of its input from another rank."""
+    schedule = result.schedule
+    times = [0.0] * schedule.num_stages
+    for rank in range(schedule.num_ranks):
+        own = zip(*(repeat.ranks[rank].transfer_s for repeat in result.repeats), strict=True)
+        for stage, seconds in zip(schedule.stages_of_rank(rank), own, strict=True):
+            times[stage] = median(seconds)
+    return times
 
 
 def median_step(result: RunResult) -> Trace | None:
@@ -137,21 +154,11 @@ def median_step(result: RunResult) -> Trace | None:
 
 
 def predicted_activation_bytes(result: RunResult) -> list[int] | None:
-    """Return the memory model's peak of activations for each stage (no receive buffers, no temporaries)."""
+    """Return the memory model's peak of activations for each rank (no receive buffers, no temporaries)."""
     if result.profile is None:
         return None
-    stages, first = [], 0
-    for count in result.layers_per_stage:
-        stages.append(_stage_activations(result.profile, first, first + count))
-        first += count
+    stages = stage_activations(result.profile, result.layers_per_stage, result.profile.num_samples)
     return [round(peak) for peak in peak_activation_bytes(result.schedule, stages)]
-
-
-def _stage_activations(profile: LayerProfile, first: int, end: int) -> StageActivations:
-    kept = sum(profile.saved_bytes[first:end])
-    kept += sum(profile.input_bytes[i] for i in range(first + 1, end) if profile.saves_input[i])
-    from_rank_before = profile.input_bytes[first] if first > 0 else 0  # stage 0 reads the mini-batch itself
-    return StageActivations(full_bytes=kept + from_rank_before, input_bytes=from_rank_before)
 
 
 def _timing(result: RunResult, reference: RunResult | None) -> Row:
@@ -177,7 +184,7 @@ def _median_step_s(result: RunResult) -> float:
 def _bubble(result: RunResult) -> Row:
     config = result.config
     row: Row = dict.fromkeys(("bubble_fraction", "bubble_bound", "bubble_replayed", "replayed_step_s", "imbalance"))
-    row["bubble_bound"] = bubble_bound(config, _costs(result))
+    row["bubble_bound"] = bound_of(config, result.layers_per_stage, _costs(result))
     if result.status not in MEASURED:
         return row
     steps = [trace for repeat in result.repeats for trace in traces(result, repeat)]
@@ -186,27 +193,38 @@ def _bubble(result: RunResult) -> Row:
         row["bubble_fraction"] = median(bubble_fraction(trace) for trace in steps)
         row["bubble_replayed"] = median(bubble_fraction(trace) for trace in replayed)
         row["replayed_step_s"] = median(trace.makespan_s for trace in replayed)
-        row["imbalance"] = imbalance(stage_times(_costs(result), list(result.schedule)))
+        row["imbalance"] = imbalance(_rank_times(result))
     return row
 
 
-def bubble_bound(config: RunConfig, costs: Costs) -> float:
-    """Return the closed form that fits the point.
+def _rank_times(result: RunResult) -> list[float]:
+    schedule = result.schedule
+    times = [0.0] * schedule.num_ranks
+    for stage, seconds in enumerate(stage_times(_costs(result), list(schedule))):
+        times[schedule.stage_ranks[stage]] += seconds
+    return times
 
-    GPipe with recompute depends on how forward, backward and recompute compare, so there the measured means
-    enter; before a measurement, and for other schedules, it is the plain bound.
+
+def bound_of(config: RunConfig, layers_per_stage: Sequence[int], costs: Costs) -> float | None:
+    """Return the closed form that fits the point, None where there is none.
+
+    Where it depends on how forward, backward, recompute and the backward's two parts compare, the measured means
+    enter; before a measurement, equal parts.
     """
-    plain = BUBBLE_BOUNDS[config.schedule](config.stages, config.micro)
-    if config.recompute == "never" or config.schedule != "gpipe" or not costs:
-        return plain
-    mean = {
-        op: sum(cost for (_, each), cost in costs.items() if each == op) / config.stages
-        for op in (Op.FORWARD, Op.BACKWARD, Op.RECOMPUTE)
-    }
-    num_recomputed = config.micro - (config.recompute == "except_last")
-    return gpipe_with_recompute(
-        config.stages, config.micro, num_recomputed, mean[Op.FORWARD], mean[Op.BACKWARD], mean[Op.RECOMPUTE]
+    chunks = len(layers_per_stage) // config.stages or (1 if config.chunks == "auto" else config.chunks)
+    known = partial(bubble_bound, config.schedule, config.stages, config.micro, chunks)
+    if not costs:
+        return known()
+    mean = {op: sum(cost for (_, each), cost in costs.items() if each == op) / config.stages for op in Op}
+    num_recomputed = {"never": 0, "except_last": config.micro - 1, "always": config.micro}[config.recompute]
+    measured = PassCosts(
+        forward_s=mean[Op.FORWARD],
+        input_s=mean[Op.INPUT_GRADIENT] or mean[Op.BACKWARD],
+        weight_s=mean[Op.WEIGHT_GRADIENT],
+        recompute_s=mean[Op.RECOMPUTE] * num_recomputed / config.micro,
     )
+    bound = known(measured)
+    return known() if bound is None and not num_recomputed else bound
 
 
 def _resources(result: RunResult) -> Row:
@@ -222,7 +240,7 @@ def _resources(result: RunResult) -> Row:
 def harness_s(repeat: Repeat) -> float:
     """Return what a point cost beyond warm-up, timed steps, profiling and gate: starting, joining, recording."""
     measuring = ("checking gradients", "warming up", "measuring", "profiling memory")
-    return repeat.wall_s - repeat.profiling_s - sum(repeat.ranks[0].phases_s[phase] for phase in measuring)
+    return repeat.wall_s - repeat.profiling_s - sum(repeat.ranks[0].phases_s.get(phase, 0.0) for phase in measuring)
 
 
 def _training(result: RunResult) -> Row:
@@ -232,8 +250,9 @@ def _training(result: RunResult) -> Row:
     """
     row: Row = dict.fromkeys(("grad_rel_error", "loss_first", "loss_last"))
     if result.status in MEASURED:
-        losses = result.repeats[0].ranks[-1].losses
-        row["loss_first"], row["loss_last"] = losses[0], losses[result.config.steps - 1]
+        trained = losses(result.repeats[0])
+        if trained:
+            row["loss_first"], row["loss_last"] = trained[0], trained[result.config.steps - 1]
         row["grad_rel_error"] = largest_gradient_error(result.repeats)
     return row
 

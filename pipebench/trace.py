@@ -6,6 +6,7 @@ arrays, so that a step of millions of actions fits; whoever looks at one sees `S
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +97,7 @@ class Trace:
         return max(
             (
                 float(self.end_s[first:end].max() - self.start_s[first:end].min())
-                for first, end in zip(bounds, bounds[1:], strict=False)
+                for first, end in pairwise(bounds)
                 if end > first
             ),
             default=0.0,

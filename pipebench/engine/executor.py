@@ -8,11 +8,12 @@ neither models nor processes: stages compute, a transport carries.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from pipebench.engine.backward import Root
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import Stopwatch
@@ -50,7 +51,7 @@ class _InFlight:
     """What a stage holds of one micro-batch between its forward and its backward."""
 
     input: Tensor
-    root: Tensor | GradientEdge | None = None
+    root: Root = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class Executor:
             Op.FORWARD: self._forward,
             Op.RECOMPUTE: self._recompute,
             Op.BACKWARD: self._backward,
+            Op.INPUT_GRADIENT: self._input_gradient,
+            Op.WEIGHT_GRADIENT: self._weight_gradient,
             Op.OPTIMIZER: self._optimizer_step,
         }
 
@@ -114,6 +117,7 @@ class Executor:
         if targets is not None:  # on the device at once: a copy in each backward would make the host wait for a GPU
             self._weights = torch.tensor([size / num_samples for size in sizes], device=targets.device).unbind()
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
+        self._put_off: dict[tuple[int, int], Any] = {}
         self._handed_over: dict[Action, Tensor] = {}
         self._losses: list[Tensor] = []
         self._num_posted = dict.fromkeys(self._incoming, 0)
@@ -184,7 +188,7 @@ class Executor:
                 output = self._compute(held, stage, m)
         else:
             output = self._compute(held, stage, m)
-            held.root = _root_of(output)
+            held.root = self._stages[stage].backward.root_of(output)
         if stage == self._last_stage:
             self._losses.append(output.detach() * self._weights[m])
             return None
@@ -193,7 +197,7 @@ class Executor:
     def _recompute(self, planned: _Planned, received: Tensor | None) -> None:
         stage, m = planned.action.stage, planned.action.micro_batch
         held = self._in_flight[stage, m]
-        held.root = _root_of(self._compute(held, stage, m))
+        held.root = self._stages[stage].backward.root_of(self._compute(held, stage, m))
 
     def _compute(self, held: _InFlight, stage: int, m: int) -> Tensor:
         """Return the stage's output, or the micro-batch's mean loss on the last stage."""
@@ -203,13 +207,34 @@ class Executor:
         return output
 
     def _backward(self, planned: _Planned, received: Tensor | None) -> Tensor | None:
+        stage = planned.action.stage
+        held, gradient = self._let_go(planned.action, received)
+        if gradient is not None:
+            self._stages[stage].backward.whole(held.root, gradient)
+        return self._gradient_of_input(stage, held)
+
+    def _input_gradient(self, planned: _Planned, received: Tensor | None) -> Tensor | None:
         stage, m = planned.action.stage, planned.action.micro_batch
-        held = self._in_flight.pop((stage, m))
+        held, gradient = self._let_go(planned.action, received)
+        if gradient is not None:
+            self._put_off[stage, m] = self._stages[stage].backward.of_input(held.root, held.input, gradient)
+        return self._gradient_of_input(stage, held)
+
+    def _weight_gradient(self, planned: _Planned, received: Tensor | None) -> None:
+        stage, m = planned.action.stage, planned.action.micro_batch
+        put_off = self._put_off.pop((stage, m), None)
+        if put_off is not None:
+            self._stages[stage].backward.of_weights(put_off)
+
+    def _let_go(self, action: Action, received: Tensor | None) -> tuple[_InFlight, Tensor | None]:
+        """Return what is held of the micro-batch, from now on in flight no more, and the gradient of its output."""
+        held = self._in_flight.pop((action.stage, action.micro_batch))
         self._num_done += 1
-        if held.root is not None:
-            if stage == self._last_stage:
-                received = self._weights[m]
-            torch.autograd.backward(held.root, received)
+        if held.root is None:
+            return held, None
+        return held, self._weights[action.micro_batch] if action.stage == self._last_stage else received
+
+    def _gradient_of_input(self, stage: int, held: _InFlight) -> Tensor | None:
         if stage == 0:
             return None
         gradient, held.input.grad = held.input.grad, None
@@ -220,11 +245,6 @@ class Executor:
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-
-
-def _root_of(output: Tensor) -> GradientEdge | None:
-    """Return where backward starts. Holding the graph's edge instead of the tensor lets its memory go."""
-    return get_gradient_edge(output) if output.requires_grad else None
 
 
 def _plan(schedule: Schedule, rank: int) -> list[_Planned]:
@@ -257,7 +277,7 @@ def _plan(schedule: Schedule, rank: int) -> list[_Planned]:
             _Planned(
                 action=action,
                 source=_tensor_source(schedule, action),
-                recomputed=(action.stage, action.micro_batch) in schedule.recomputed,
+                recomputed=schedule.runs(Op.RECOMPUTE, action.stage, action.micro_batch),
                 receive_tag=receive_tag,
                 settled=tuple(tag for tag, _ in settled),
                 send=send,

@@ -1,6 +1,6 @@
-"""The built-in engine: the stage a rank owns, put together from a schedule, layers and a transport."""
+"""The built-in engine: the stages a rank owns, put together from a schedule, layers and a transport."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Pipeline:
-    """One rank of the built-in engine, for schedules with one stage per rank.
+    """One rank of the built-in engine; `stages` are the rank's own by their number in the model.
 
     `boundary_specs[s]` describes the tensor between stages s-1 and s for each micro-batch.
     """
@@ -26,20 +26,20 @@ class Pipeline:
         self,
         schedule: Schedule,
         rank: int,
-        stage: Stage,
+        stages: Mapping[int, Stage],
         boundary_specs: dict[int, list[TensorSpec]],
         make_optimizer: MakeOptimizer,
         transport: Transport,
         stopwatch: Stopwatch,
     ) -> None:
-        parameters = list(stage.module.parameters())
-        self.optimizer = make_optimizer(parameters) if parameters else None
-        optimizers = {rank: self.optimizer} if self.optimizer else {}
-        self._train = Executor(
-            with_optimizer(schedule), rank, {rank: stage}, boundary_specs, optimizers, transport, stopwatch
-        )
-        self._accumulate = Executor(schedule, rank, {rank: stage}, boundary_specs, {}, transport, stopwatch)
-        self.layers = {stage.first_layer + index: layer for index, layer in enumerate(stage.module)}
+        parameters = {number: list(stage.module.parameters()) for number, stage in stages.items()}
+        optimizers = {number: make_optimizer(own) for number, own in parameters.items() if own}
+        self.optimizers = list(optimizers.values())
+        self._train = Executor(with_optimizer(schedule), rank, stages, boundary_specs, optimizers, transport, stopwatch)
+        self._accumulate = Executor(schedule, rank, stages, boundary_specs, {}, transport, stopwatch)
+        self.layers = {
+            stage.first_layer + index: layer for stage in stages.values() for index, layer in enumerate(stage.module)
+        }
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Run one whole step: gradients and update."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from pipebench.engine.backward import backward_of
 from pipebench.seeds import Purpose, seed_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -29,7 +30,10 @@ class TensorSpec:
 
 
 class Stage:
-    """Layers `first_layer` and following, on one device; `loss` is set on the last stage alone."""
+    """Layers `first_layer` and following, on one device; `loss` is set on the last stage alone.
+
+    `splits_backward` where the schedule computes the gradients of input and weights apart.
+    """
 
     def __init__(
         self,
@@ -39,12 +43,14 @@ class Stage:
         device: torch.device,
         autocast: torch.dtype | None = None,
         loss: Loss | None = None,
+        splits_backward: bool = False,
     ) -> None:
         self.module = nn.ModuleList(layers).to(device)
         self.first_layer = first_layer
         self.seed = seed
         self.device = device
         self.loss = loss
+        self.backward = backward_of(self.module, splits_backward)
         self._layers = list(self.module)
         self._autocast = autocast
         self._generator = default_generator(device)

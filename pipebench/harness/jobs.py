@@ -6,6 +6,7 @@ from pipebench.config import RunConfig
 from pipebench.schedule.action import Schedule
 
 MEASURE_RANK = "pipebench.harness.worker:measure_rank"
+MEASURE_LINK = "pipebench.harness.link:measure_link"
 PROFILE_LAYERS = "pipebench.harness.profile:profile_layers"
 
 
@@ -34,3 +35,13 @@ class ProfileJob:
     num_samples: int
     timed: bool
     cores: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkJob:
+    """One of two ranks that measure what lies between them on `config`'s device."""
+
+    config: RunConfig
+    rank: int
+    cores: tuple[int, ...]
+    store: str

@@ -21,7 +21,7 @@ _DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 def measure_memory(
     accumulate: Callable[[], object],
     parameters: Sequence[nn.Parameter],
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: Sequence[torch.optim.Optimizer],
     device: torch.device,
 ) -> StageMemory:
     """Run `accumulate`, which must leave gradients in `.grad`, under the profiler and return the peak's parts.
@@ -48,7 +48,7 @@ def measure_memory(
     return StageMemory(
         parameters_bytes=sum(p.nbytes for p in parameters),
         gradients_bytes=gradients_at_peak,
-        optimizer_bytes=_optimizer_bytes(optimizer),
+        optimizer_bytes=sum(map(_optimizer_bytes, optimizers)),
         activations_bytes=held_at_peak - gradients_at_peak,
         allocator_peak_bytes=allocator_peak,
         allocator_reserved_bytes=allocator_reserved,
@@ -91,9 +91,7 @@ def _allocations(run: Callable[[], object], device: torch.device) -> list[dict[s
     return [event["args"] for event in memory if event["args"]["Device Type"] == wanted]
 
 
-def _optimizer_bytes(optimizer: torch.optim.Optimizer | None) -> int:
-    if optimizer is None:
-        return 0
+def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     tensors = (value for state in optimizer.state.values() for value in state.values())
     return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 

@@ -15,17 +15,19 @@ from typing import Any
 
 from pipebench import machine
 from pipebench.config import RunConfig, key_of
+from pipebench.costs import Profile
 from pipebench.engine.microbatch import micro_batch_sizes
-from pipebench.engine.partition import split_by_cost, split_uniformly
-from pipebench.errors import PointError
-from pipebench.harness.jobs import MEASURE_RANK, PROFILE_LAYERS, ProfileJob, RankJob
+from pipebench.errors import PointError, ScheduleError
+from pipebench.harness.jobs import MEASURE_LINK, MEASURE_RANK, PROFILE_LAYERS, LinkJob, ProfileJob, RankJob
 from pipebench.harness.launch import Progress, run_group
+from pipebench.harness.prepare import Prepared, prepare
+from pipebench.harness.simulated import simulate_point
 from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
 from pipebench.render import chrome_trace
 from pipebench.rows import largest_gradient_error, median_step
-from pipebench.schedule.action import Schedule
-from pipebench.schedule.builders import Recompute, build, with_optimizer, with_recompute
-from pipebench.schedule.validate import validate
+from pipebench.schedule.builders import with_optimizer
+from pipebench.schedule.catalogue import ZB_AUTO
+from pipebench.schedule.simulate import Link
 
 SWEEP_FILE = "sweep.json"
 GRADIENT_LIMITS = {"fp32": 1e-4, "bf16": 2e-2}
@@ -39,6 +41,14 @@ class Observer:
     point_started: Callable[[RunConfig, int], None]
     progress: Callable[[Progress], None]
     point_done: Callable[[RunResult], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was measured before some point and serves others too: layers by what they depend on, links by device."""
+
+    profiles: dict[str, LayerProfile]
+    links: dict[str, Link]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,7 @@ def make_folder(results_dir: Path, name: str) -> Path:
 def run_sweep(plan: Plan, folder: Path, observer: Observer) -> dict[str, RunResult]:
     """Run everything in `plan`, write each result as soon as it is known, and return all results by key."""
     results: dict[str, RunResult] = {}
-    profiles: dict[str, LayerProfile] = {}
+    known = Known({}, {})
     environment = machine.describe()
     _write_state(folder, plan, results)
     for round_number in range(max(config.repeats for config in plan.all.values())):
@@ -91,7 +101,7 @@ def run_sweep(plan: Plan, folder: Path, observer: Observer) -> dict[str, RunResu
                 continue
             observer.point_started(config, round_number)
             result = results.get(key) or _unmeasured(key, config, environment)
-            results[key] = result = _run_once(result, profiles, observer)
+            results[key] = result = _run_once(result, known, observer)
             _write_point(folder, result)
             _write_state(folder, plan, results)
             if round_number == config.repeats - 1:
@@ -110,9 +120,12 @@ def _reference(point: RunConfig) -> RunConfig:
         stages=1,
         micro=1,
         schedule="gpipe",
+        chunks=1,
+        memory_limit="auto",
         recompute="never",
         partition="uniform",
-        engine="pipebench",
+        engine="simulate" if point.engine == "simulate" else "pipebench",
+        profile=point.profile if point.engine == "simulate" else None,
     )
 
 
@@ -132,7 +145,7 @@ def _unmeasured(key: str, config: RunConfig, environment: dict[str, Any]) -> Run
 
 def _is_oversubscribed(config: RunConfig) -> bool:
     """Tell whether ranks share what would be a device each: GPUs, or cores. Sleeping stages need neither."""
-    if config.model.kind == "synthetic":
+    if config.model.kind == "synthetic" or config.engine == "simulate":
         return False
     here = machine.this_machine()
     if config.device == "cuda":
@@ -140,64 +153,65 @@ def _is_oversubscribed(config: RunConfig) -> bool:
     return bool(config.stages * config.threads > here.num_cores)
 
 
-def _run_once(result: RunResult, profiles: dict[str, LayerProfile], observer: Observer) -> RunResult:
-    """Measure the point with one more fresh group; a failure becomes its status and message."""
+def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
+    """Measure the point with one more fresh group, or simulate it; a failure becomes its status and message."""
     began = time.perf_counter()
     config = result.config
     try:
-        profile = _profile(config, profiles, observer)
+        if config.engine == "simulate":
+            return simulate_point(result)
+        layers = _profile(config, known, observer)
+        link = _link(config, known, observer)
         profiling_s = time.perf_counter() - began
-        counts = _partition(config, profile)
-        schedule = with_recompute(build(config.schedule, config.stages, config.micro), Recompute(config.recompute))
-        trained = with_optimizer(schedule)
-        validate(trained)
+        prepared = prepare(config, Profile(layers, [0.0] * len(layers.names), link))
         with tempfile.TemporaryDirectory(prefix="pipebench-") as scratch:
-            jobs = _jobs(config, schedule, counts, profile, str(Path(scratch) / "store"))
+            jobs = _jobs(config, prepared, layers, str(Path(scratch) / "store"))
             ranks = run_group(MEASURE_RANK, jobs, config.device, observer.progress)
-    except PointError as error:
+    except (PointError, ScheduleError) as error:
         return dataclasses.replace(result, status="error", message=str(error))
     repeats = [*result.repeats, Repeat(ranks, time.perf_counter() - began, profiling_s)]
     status, message = _judge(config, repeats)
     return dataclasses.replace(
         result,
         status=status,
-        message=message,
-        layers_per_stage=counts,
-        rows=[[str(action) for action in row] for row in trained.rows],
-        profile=profile,
+        message=message or prepared.message,
+        layers_per_stage=prepared.layers_per_stage,
+        rows=[[str(action) for action in row] for row in with_optimizer(prepared.schedule).rows],
+        profile=layers,
         repeats=repeats,
     )
 
 
-def _profile(config: RunConfig, profiles: dict[str, LayerProfile], observer: Observer) -> LayerProfile:
+def _profile(config: RunConfig, known: Known, observer: Observer) -> LayerProfile:
     """Profile once per model and micro-batch size (and whatever else a layer's time depends on)."""
     num_samples = micro_batch_sizes(config.batch, config.micro)[0]
-    timed = config.partition == "time"
+    timed = config.partition == "time" or config.schedule == ZB_AUTO
     name = f"{key_of(_reference(config))}/{num_samples}/{timed}"
-    if name not in profiles:
+    if name not in known.profiles:
         job = ProfileJob(config, num_samples, timed, _cores_of(config, num_ranks=1)[0])
-        [profiles[name]] = run_group(PROFILE_LAYERS, [job], config.device, observer.progress)
-    return profiles[name]
+        [known.profiles[name]] = run_group(PROFILE_LAYERS, [job], config.device, observer.progress)
+    return known.profiles[name]
 
 
-def _partition(config: RunConfig, profile: LayerProfile) -> list[int]:
-    match config.partition:
-        case "time":
-            times = [f + b for f, b in zip(profile.forward_s, profile.backward_s, strict=True)]
-            return split_by_cost(times, config.stages)
-        case "parameters":
-            return split_by_cost(profile.parameter_bytes, config.stages)
-        case "uniform":
-            return split_uniformly(config.model.num_layers, config.stages)
-        case counts:
-            return list(counts)
+def _link(config: RunConfig, known: Known, observer: Observer) -> Link:
+    """Measure what a search must know of transfers, once per device; who searches nothing needs nothing."""
+    if config.schedule != ZB_AUTO or config.stages == 1:
+        return Link()
+    if config.device not in known.links:
+        with tempfile.TemporaryDirectory(prefix="pipebench-") as scratch:
+            cores = _cores_of(config, num_ranks=2)
+            jobs = [LinkJob(config, rank, cores[rank], str(Path(scratch) / "store")) for rank in range(2)]
+            known.links[config.device], _ = run_group(MEASURE_LINK, jobs, config.device, observer.progress)
+    return known.links[config.device]
 
 
-def _jobs(config: RunConfig, schedule: Schedule, counts: list[int], profile: LayerProfile, store: str) -> list[RankJob]:
+def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: str) -> list[RankJob]:
     cores = _cores_of(config, config.stages)
-    model_bytes = sum(profile.parameter_bytes)
+    model_bytes = sum(layers.parameter_bytes)
+    counts = tuple(prepared.layers_per_stage)
     return [
-        RankJob(config, schedule, tuple(counts), model_bytes, rank, cores[rank], store) for rank in range(config.stages)
+        RankJob(config, prepared.schedule, counts, model_bytes, rank, cores[rank], store)
+        for rank in range(config.stages)
     ]
 
 

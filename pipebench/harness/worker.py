@@ -2,19 +2,18 @@
 
 import contextlib
 import gc
+import itertools
 import json
-import os
-import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from pipebench.data import batches
 from pipebench.data.batch import MiniBatch
@@ -23,17 +22,17 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.pipeline import Pipeline
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import CudaStopwatch, HostStopwatch
-from pipebench.engine.transport import ProcessTransport, process_groups
+from pipebench.engine.transport import ProcessTransport
 from pipebench.harness.gate import largest_error, plain_gradients
 from pipebench.harness.jobs import RankJob
 from pipebench.harness.launch import Progress, Report
 from pipebench.harness.memory import measure_memory, peak_rss_bytes, reset_peaks
 from pipebench.harness.setting import autocast_of, claim_cores
+from pipebench.harness.wire import join_group, round_trip, transport_between
 from pipebench.models import layer_sequence
 from pipebench.models.layers import LayerSequence, build_layers
 from pipebench.peers.torch_pipelining import TorchPipeline
 from pipebench.record import RankRecord
-from pipebench.schedule.action import Action, Op, Transfer
 
 GROUP_TIMEOUT = timedelta(minutes=10)
 STEADY_WINDOW = 3
@@ -43,12 +42,12 @@ STEADY_FRACTION = 0.02
 class Engine(Protocol):
     """One rank of any engine on the bench.
 
-    `layers` holds this rank's layers by their index in the model; `optimizer` is None for a rank without
+    `layers` holds this rank's layers by their index in the model; `optimizers` one for each of its stages that has
     parameters. Both methods take the whole mini-batch; `accumulate` leaves gradients in `.grad`.
     """
 
     layers: dict[int, nn.Module]
-    optimizer: torch.optim.Optimizer | None
+    optimizers: list[torch.optim.Optimizer]
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome: ...
 
@@ -69,7 +68,7 @@ def measure_rank(job: RankJob, report: Report) -> RankRecord:
     with phases("starting"):
         # First the group: its threads must stay free to run wherever a core is idle. Pinned beside the thread that
         # computes, they delivered tensors up to 17 ms late.
-        store = _join_group(job)
+        store = join_group(config, rank, config.stages, job.store)
         device = claim_cores(config, job.cores, rank)
         bench = Bench(job, layer_sequence(config.model), batches(config), store)
         engine, transport = bench.build_engine(device)
@@ -79,7 +78,7 @@ def measure_rank(job: RankJob, report: Report) -> RankRecord:
     with phases("warming up"):
         warmup_s, steady = run.until_steady(config.warmup)
     with phases("timing transfers"):
-        transfer_s = bench.transfer_time(transport)
+        transfer_s = bench.transfer_times(transport)
     reset_peaks(device)
     with phases("measuring"), _garbage_frozen():
         step_s, spans = run.timed(config.steps)
@@ -87,7 +86,7 @@ def measure_rank(job: RankJob, report: Report) -> RankRecord:
     with phases("profiling memory"):
         batch = bench.mini_batch(run.step).to(str(device))
         memory = measure_memory(
-            lambda: engine.accumulate(run.step, batch), _parameters(engine), engine.optimizer, device
+            lambda: engine.accumulate(run.step, batch), _parameters(engine), engine.optimizers, device
         )
     with phases("leaving"):
         dist.barrier()
@@ -147,18 +146,22 @@ class Bench:
     def build_engine(self, device: torch.device) -> tuple[Engine, ProcessTransport]:
         """Build this rank's layers and the configured engine around them."""
         job, config, rank = self._job, self._job.config, self._job.rank
-        first = sum(job.layers_per_stage[:rank])
-        indices = range(first, first + job.layers_per_stage[rank])
-        layers = build_layers(self._model, indices, config.seed)
-        loss = self._model.loss if rank == config.stages - 1 else None
-        stage = Stage(layers, first, config.seed, device, autocast_of(config), loss)
-        self._boundary_specs = self._agree_on_boundaries(stage, str(device))
-        transport = _transport(job, device)
+        stages = {number: self._build_stage(number, device) for number in job.schedule.stages_of_rank(rank)}
+        self._boundary_specs = self._agree_on_boundaries(stages, str(device))
+        transport = self._transport(device)
         stopwatch = CudaStopwatch() if device.type == "cuda" else HostStopwatch()
         if config.engine == "torch":
-            return TorchPipeline(job.schedule, rank, stage, self._boundary_specs, self._optimizer), transport
-        pipeline = Pipeline(job.schedule, rank, stage, self._boundary_specs, self._optimizer, transport, stopwatch)
+            return TorchPipeline(job.schedule, rank, stages[rank], self._boundary_specs, self._optimizer), transport
+        pipeline = Pipeline(job.schedule, rank, stages, self._boundary_specs, self._optimizer, transport, stopwatch)
         return pipeline, transport
+
+    def _build_stage(self, number: int, device: torch.device) -> Stage:
+        job, config = self._job, self._job.config
+        first = sum(job.layers_per_stage[:number])
+        layers = build_layers(self._model, range(first, first + job.layers_per_stage[number]), config.seed)
+        loss = self._model.loss if number == job.schedule.num_stages - 1 else None
+        splits = job.schedule.splits_backward(number)
+        return Stage(layers, first, config.seed, device, autocast_of(config), loss, splits)
 
     def gradient_error(self, engine: Engine, device: torch.device) -> float:
         """Return the largest relative gradient error of one mini-batch; see `gate`. Gradients are dropped.
@@ -175,40 +178,57 @@ class Bench:
         reference = None
         if job.rank == 0:
             reference = plain_gradients(self._model, batch, config.micro, config.seed, 0, device, autocast_of(config))
-        owners = [rank for rank, count in enumerate(job.layers_per_stage) for _ in range(count)]
+        owners = [
+            rank
+            for rank, count in zip(job.schedule.stage_ranks, job.layers_per_stage, strict=True)
+            for _ in range(count)
+        ]
         error = largest_error(engine.layers, reference, owners, job.rank)
         for parameter in _parameters(engine):
             parameter.grad = None
         return error
 
-    def transfer_time(self, transport: ProcessTransport, rounds: int = 20) -> float:
-        """Return the one-way seconds of a boundary tensor from the rank before this one, 0 on rank 0.
+    def transfer_times(self, transport: ProcessTransport, rounds: int = 20) -> list[float]:
+        """Return for each of this rank's stages the one-way seconds of its input from the rank before, 0 from its own.
 
         Half of a round trip, median, one pair of ranks at a time while the others wait. The whole group calls this.
         """
-        times: list[float] = []
-        for right in range(1, self._job.config.stages):
+        owner, rank = self._job.schedule.stage_ranks, self._job.rank
+        times = dict.fromkeys(self._job.schedule.stages_of_rank(rank), 0.0)
+        for stage in range(1, len(owner)):
+            there, here = owner[stage - 1], owner[stage]
+            if there == here:
+                continue
             dist.barrier()
-            if self._job.rank in (right - 1, right):
-                spec = self._boundary_specs[right][0]
-                trips = [_round_trip(transport, right, self._job.rank == right, spec) for _ in range(rounds)]
-                if self._job.rank == right:
-                    times = trips
-        return statistics.median(times) / 2 if times else 0.0
+            if rank in (there, here):
+                spec = self._boundary_specs[stage][0]
+                trips = [round_trip(transport, rank, here, there, spec) for _ in range(rounds)]
+                if rank == here:
+                    times[stage] = statistics.median(trips) / 2
+        return list(times.values())
 
-    def _agree_on_boundaries(self, stage: Stage, device: str) -> dict[int, list[TensorSpec]]:
-        """Learn the shapes at this rank's boundaries: each rank works its own out and tells the next."""
-        rank, distinct = self._job.rank, sorted(set(self._sizes))
-        if rank == 0:
-            inputs = self.mini_batch(0).inputs
-            into = [TensorSpec((size, *inputs.shape[1:]), inputs.dtype) for size in distinct]
-        else:
-            into = _specs_from(self._store.get(f"{device[:4]} boundary {rank}"))
-        out = [stage.output_spec(spec) for spec in into]
-        if rank < self._job.config.stages - 1:
-            self._store.set(f"{device[:4]} boundary {rank + 1}", _specs_to_text(out))
+    def _agree_on_boundaries(self, stages: Mapping[int, Stage], device: str) -> dict[int, list[TensorSpec]]:
+        """Learn the shapes around this rank's stages: a stage's owner works its output out and tells the others."""
+        distinct = sorted(set(self._sizes))
         place = [distinct.index(size) for size in self._sizes]
-        return {rank: [into[i] for i in place], rank + 1: [out[i] for i in place]}
+        boundary_specs: dict[int, list[TensorSpec]] = {}
+        for number, stage in sorted(stages.items()):
+            if number == 0:
+                inputs = self.mini_batch(0).inputs
+                into = [TensorSpec((size, *inputs.shape[1:]), inputs.dtype) for size in distinct]
+            else:
+                into = _specs_from(self._store.get(f"{device[:4]} boundary {number}"))
+            out = [stage.output_spec(spec) for spec in into]
+            self._store.set(f"{device[:4]} boundary {number + 1}", _specs_to_text(out))
+            boundary_specs[number] = [into[i] for i in place]
+            boundary_specs[number + 1] = [out[i] for i in place]
+        return boundary_specs
+
+    def _transport(self, device: torch.device) -> ProcessTransport:
+        job = self._job
+        pairs = {(there, here) for there, here in itertools.pairwise(job.schedule.stage_ranks) if there != here}
+        edges = sorted(pairs | {(here, there) for there, here in pairs})
+        return transport_between(edges, job.config, job.rank, job.config.stages, device)
 
     def _optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         config = self._job.config.optimizer
@@ -290,51 +310,6 @@ def _largest(value: float) -> float:
     tensor = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return float(tensor)
-
-
-def _join_group(job: RankJob) -> Store:
-    """Make the process group over loopback; NCCL beside gloo where every rank has a GPU of its own."""
-    os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    store = FileStore(job.store, job.config.stages)
-    backend = "cpu:gloo,cuda:nccl" if _own_gpu_each(job) else "gloo"
-    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.config.stages, timeout=GROUP_TIMEOUT)
-    return PrefixStore("pipebench", store)
-
-
-def _own_gpu_each(job: RankJob) -> bool:
-    return job.config.device == "cuda" and torch.cuda.device_count() >= job.config.stages
-
-
-def _transport(job: RankJob, device: torch.device) -> ProcessTransport:
-    carrier = device if device.type == "cuda" and _own_gpu_each(job) else torch.device("cpu")
-    ranks = range(job.config.stages - 1)
-    edges = [edge for rank in ranks for edge in ((rank, rank + 1), (rank + 1, rank))]
-    return ProcessTransport(device, carrier, process_groups(edges, job.rank, carrier))
-
-
-def _round_trip(transport: ProcessTransport, right: int, starts: bool, spec: TensorSpec) -> float:
-    """Send a boundary tensor from rank `right` to its left neighbour and back; return the seconds it took."""
-    action = Action(Op.FORWARD, right, 0)
-    there = Transfer(action, action, right, right - 1)
-    back = Transfer(action, action, right - 1, right)
-    incoming, outgoing = (back, there) if starts else (there, back)
-    tensor = spec.empty(transport.device)
-    transport.post(incoming, _TRIP_TAG + incoming.source_rank, spec)
-    began = time.perf_counter()
-    if starts:
-        transport.send(outgoing, _TRIP_TAG + outgoing.source_rank, tensor)
-    received = transport.receive(_TRIP_TAG + incoming.source_rank)
-    if not starts:
-        transport.send(outgoing, _TRIP_TAG + outgoing.source_rank, received)
-    if transport.device.type == "cuda":
-        torch.cuda.synchronize()
-    elapsed = time.perf_counter() - began
-    transport.finish()
-    return elapsed
-
-
-_TRIP_TAG = 1 << 24
-"""Above every tag of a schedule."""
 
 
 def _whole_model_fits(job: RankJob, device: torch.device) -> bool:

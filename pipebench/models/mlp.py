@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipebench.config import MlpConfig
+from pipebench.linear import Linear
 from pipebench.models.layers import LayerSequence, Loss
 
 
@@ -18,7 +19,7 @@ class Residual(nn.Module):
     def __init__(self, config: MlpConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
-        self.linear = nn.Linear(config.width, config.width)
+        self.linear = Linear(config.width, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BD: Tensor) -> Tensor:
@@ -31,9 +32,9 @@ def mlp(config: MlpConfig) -> LayerSequence:
     losses: dict[str, Loss] = {"regression": functional.mse_loss, "classification": functional.cross_entropy}
     return LayerSequence(
         (
-            partial(nn.Linear, config.inputs, config.width),
+            partial(Linear, config.inputs, config.width),
             *residuals,
-            partial(nn.Linear, config.width, config.outputs),
+            partial(Linear, config.width, config.outputs),
         ),
         losses[config.task],
     )

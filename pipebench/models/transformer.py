@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipebench.config import TransformerConfig
+from pipebench.linear import Linear
 from pipebench.models.layers import LayerSequence
 
 _INIT_STD = 0.02
@@ -77,7 +78,7 @@ class Head(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
-        self.project = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.project = Linear(config.width, config.vocabulary, bias=False)
         nn.init.normal_(self.project.weight, std=_INIT_STD)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -100,8 +101,8 @@ def _residual_std(config: TransformerConfig) -> float:
     return _INIT_STD / math.sqrt(2 * config.layers)
 
 
-def _linear(inputs: int, outputs: int, std: float) -> nn.Linear:
-    linear = nn.Linear(inputs, outputs)
+def _linear(inputs: int, outputs: int, std: float) -> Linear:
+    linear = Linear(inputs, outputs)
     nn.init.normal_(linear.weight, std=std)
     nn.init.zeros_(linear.bias)
     return linear

@@ -25,7 +25,7 @@ class TorchPipeline:
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         parameters = list(stage.module.parameters())
-        self.optimizer = make_optimizer(parameters) if parameters else None
+        self.optimizers = [make_optimizer(parameters)] if parameters else []
         self.layers = {stage.first_layer + index: layer for index, layer in enumerate(stage.module)}
         self._rank = rank
         self._is_last = rank == schedule.num_stages - 1
@@ -44,9 +44,9 @@ class TorchPipeline:
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
         outcome = self.accumulate(step, batch)
-        if self.optimizer is not None:
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return outcome
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:

@@ -17,14 +17,17 @@ BUBBLE_TEXT = """\
 All three are idle time over makespan, for K stages. **measured**: of the steps as they really ran.
 **replayed**: the same schedule played with the measured cost of every action and transfer, each stage on a device of
 its own; it means something even where stages outnumber cores. **bound**: the closed form of the schedule for equal
-stages and free transfers, (K-1)/(M+K-1) for GPipe and 1F1B. So replayed - bound is imbalance and transfer, and
-measured - replayed is overhead and contention.
+stages and free transfers, (K-1)/(M+K-1) for GPipe and 1F1B; none is known for rows read from a file. So
+replayed - bound is imbalance and transfer, and measured - replayed is overhead and contention.
 (Megatron-LM prints (K-1)/M instead, which is idle over ideal time.)"""
 
 STAGE_COLUMNS: dict[str, Callable[[StageRow], str]] = {
+    "rank": lambda stage: str(stage.rank),
     "layers": lambda stage: str(stage.layers),
     "forward": lambda stage: milliseconds(stage.forward_s),
     "backward": lambda stage: milliseconds(stage.backward_s),
+    "input gradient": lambda stage: milliseconds(stage.input_s),
+    "weight gradient": lambda stage: milliseconds(stage.weight_s),
     "recompute": lambda stage: milliseconds(stage.recompute_s),
     "optimizer": lambda stage: milliseconds(stage.optimizer_s),
     "busy": lambda stage: milliseconds(stage.busy_s),

@@ -228,6 +228,10 @@ class Schedule:
     def stages_of_rank(self, rank: int) -> list[int]:
         return [stage for stage, owner in enumerate(self.stage_ranks) if owner == rank]
 
+    def splits_backward(self, stage: int) -> bool:
+        """Tell whether some backward of the stage is in two parts."""
+        return Op.INPUT_GRADIENT in self.place and bool((self.place[Op.INPUT_GRADIENT][stage] >= 0).any())
+
     def runs(self, op: Op, stage: int, micro_batch: int) -> bool:
         """Tell whether the rows hold this action."""
         return op in self.place and bool(self.place[op][stage, micro_batch] >= 0)
@@ -259,7 +263,9 @@ class Schedule:
         for op, waits in WAITS.items():
             chosen = np.flatnonzero(ops == OPS.index(op))
             for line, wait in enumerate(waits):
-                inside = chosen[(stages[chosen] + wait.stage_offset >= 0) & (stages[chosen] + wait.stage_offset < self.num_stages)]
+                inside = chosen[
+                    (stages[chosen] + wait.stage_offset >= 0) & (stages[chosen] + wait.stage_offset < self.num_stages)
+                ]
                 stage = stages[inside] + wait.stage_offset
                 if op == Op.OPTIMIZER:
                     of_stage = self._first_places(wait.ops, stage[:, None], np.arange(self.num_micro_batches)[None, :])
@@ -307,7 +313,7 @@ def _stage_ranks(name: str, rows: Rows) -> tuple[int, ...]:
 
 
 def _places(codes: Codes, num_stages: int, num_micro_batches: int) -> dict[Op, NDArray[np.int32]]:
-    places = {}
+    places: dict[Op, NDArray[np.int32]] = {}
     ops = ops_of(codes)
     for index, op in enumerate(OPS):
         standing = np.flatnonzero(ops == index)

@@ -49,7 +49,9 @@ class Recompute(Enum):
     ALWAYS = "always"
 
 
-def schedule(name: str, least_chunks: int = 1, most_chunks: int | None = 1, usual_chunks: int = 1) -> Callable[[Builder], Builder]:
+def schedule(
+    name: str, least_chunks: int = 1, most_chunks: int | None = 1, usual_chunks: int = 1
+) -> Callable[[Builder], Builder]:
     """Register a builder under the name that users write."""
 
     def register(builder: Builder) -> Builder:
@@ -126,7 +128,7 @@ def interleaved(num_ranks: int, num_micro_batches: int, chunks: int) -> Rows:
 
 @schedule("looped_bfs", most_chunks=None, usual_chunks=2)
 def looped_bfs(num_ranks: int, num_micro_batches: int, chunks: int) -> Rows:
-    """GPipe over `chunks` stages a rank: all micro-batches through one chunk before the next (Lamy-Poirier 2023, fig. 2d).
+    """GPipe over `chunks` stages a rank, all micro-batches through one chunk before the next (Lamy-Poirier 2023).
 
     The bubble is GPipe's divided by `chunks`; everything is in flight at once.
     """
@@ -181,7 +183,9 @@ def with_optimizer(schedule: Schedule) -> Schedule:
     def expand(codes: Codes) -> Codes:
         stages = stages_of(codes)
         gives_gradients = np.isin(ops_of(codes), [OPS.index(Op.BACKWARD), OPS.index(Op.WEIGHT_GRADIENT)])
-        last = [np.flatnonzero(gives_gradients & (stages == stage)).max() for stage in np.unique(stages[gives_gradients])]
+        last = [
+            np.flatnonzero(gives_gradients & (stages == stage)).max() for stage in np.unique(stages[gives_gradients])
+        ]
         steps = [encode(Op.OPTIMIZER, int(stages[place]), -1)[0] for place in last]
         return np.insert(codes, np.array(last, dtype=np.int64) + 1, steps)
 

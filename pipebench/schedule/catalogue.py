@@ -10,6 +10,9 @@ from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import SCHEDULES
 from pipebench.schedule.text import load_csv
 
+ZB_AUTO = "zb_auto"
+"""The name of the order that `schedule/search.py` finds; it needs costs and a memory limit beside the sizes."""
+
 
 def is_file(name: str) -> bool:
     return name.endswith(".csv")

@@ -65,6 +65,4 @@ def _refuse_first(schedule: Schedule, wrong: NDArray[np.bool_], op: Op, what: st
 
 
 def _error(schedule: Schedule, action: Action, what: str, place: int | None) -> ScheduleError:
-    return ScheduleError(
-        f"schedule {schedule.name}: {what}", grid(schedule, {schedule.rank_of(action): place})
-    )
+    return ScheduleError(f"schedule {schedule.name}: {what}", grid(schedule, {schedule.rank_of(action): place}))

@@ -21,7 +21,7 @@ def zb_h2(num_ranks: int, num_micro_batches: int, chunks: int) -> Rows:
 
 
 def _handcrafted(stage: int, num_micro_batches: int, num_warm_up: int, lag: int) -> Row:
-    """Return `num_warm_up` forwards, then rounds of I, the W of `lag` micro-batches ago and the next F, then the W left.
+    """Return `num_warm_up` forwards, rounds of I, the W of `lag` micro-batches ago and the next F, and the W left.
 
     Each action gets the place it would have if no round lacked anything, and the order follows from that.
     """

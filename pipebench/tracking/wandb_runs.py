@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipebench.config import WandbConfig, known_keys
 from pipebench.metrics import bubble_fraction
-from pipebench.record import Repeat, RunResult, step_times, traces
+from pipebench.record import Repeat, RunResult, losses, step_times, traces
 from pipebench.rows import AXES, Row, StageRow
 
 if TYPE_CHECKING:
@@ -163,8 +163,8 @@ def _log_history(run: "wandb.Run", result: RunResult) -> None:
 
 def _steps(result: RunResult, repeat: Repeat) -> list[dict[str, float]]:
     """Return what is known of each training step, the untimed ones of the warm-up first."""
-    steps = [{"loss": loss} for loss in repeat.ranks[-1].losses]
     times = step_times(repeat)
+    steps = [{"loss": loss} for loss in losses(repeat)] or [{} for _ in times]
     for step, step_s in zip(steps[len(steps) - len(times) :], times, strict=True):
         step["step_s"] = step_s
     bubbles = [bubble_fraction(trace) for trace in traces(result, repeat)]

@@ -1,24 +1,46 @@
 """The grid that the pure tests walk, and what its actions cost."""
 
-from collections.abc import Callable
-
 from pipebench.schedule.action import Action, Op, Schedule
-from pipebench.schedule.builders import Recompute, build, with_recompute
+from pipebench.schedule.builders import Recompute, with_recompute
+from pipebench.schedule.catalogue import build
+from pipebench.schedule.simulate import Costs
 
-NAMES = ["gpipe", "1f1b", "naive"]
+STRAIGHT = ["gpipe", "1f1b", "naive", "zb_h1", "zb_h2"]
+"""Schedules with one stage a rank."""
+
+LOOPED = ["interleaved", "looped_bfs"]
+"""Schedules with any number of stages a rank."""
+
+V_SHAPED = ["zb_v", "v_half", "v_min", "dualpipev"]
+"""Schedules with two stages a rank, folded."""
+
+NAMES = [*STRAIGHT, *LOOPED, *V_SHAPED]
 STAGES = [1, 2, 3, 4, 8]
 MICRO_BATCHES = [1, 2, 3, 5, 8, 16]
 GRID = [(num_stages, num_micro_batches) for num_stages in STAGES for num_micro_batches in MICRO_BATCHES]
 
 
-def make(name: str, num_stages: int, num_micro_batches: int, recompute: Recompute = Recompute.NEVER) -> Schedule:
-    return with_recompute(build(name, num_stages, num_micro_batches), recompute)
+def make(
+    name: str,
+    num_ranks: int,
+    num_micro_batches: int,
+    recompute: Recompute = Recompute.NEVER,
+    chunks: int | None = None,
+) -> Schedule:
+    return with_recompute(build(name, num_ranks, num_micro_batches, chunks), recompute)
 
 
-def costs(forward: float, backward: float, recompute: float = 0.0) -> Callable[[Action], float]:
-    """Every stage and micro-batch costs the same; the optimizer nothing."""
-    of = {Op.FORWARD: forward, Op.BACKWARD: backward, Op.RECOMPUTE: recompute, Op.OPTIMIZER: 0.0}
-    return lambda action: of[action.op]
+def costs(forward: float, backward: float, recompute: float = 0.0, weight: float | None = None) -> Costs:
+    """Every stage costs the same, up to 99 of them; the optimizer nothing. A split backward is half and half."""
+    of_weight = backward / 2 if weight is None else weight
+    of = {
+        Op.FORWARD: forward,
+        Op.BACKWARD: backward,
+        Op.INPUT_GRADIENT: backward - of_weight,
+        Op.WEIGHT_GRADIENT: of_weight,
+        Op.RECOMPUTE: recompute,
+    }
+    return {(stage, op): seconds for stage in range(99) for op, seconds in of.items()}
 
 
 UNIT = costs(forward=1.0, backward=2.0, recompute=1.0)

@@ -1,10 +1,11 @@
 """What a stage holds, counted by hand."""
 
 import pytest
-from cases import GRID, make
+from cases import GRID, NAMES, actions, make
 
+from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import Recompute, with_optimizer
-from pipebench.schedule.memory import StageActivations, peak_activation_bytes, peak_in_flight
+from pipebench.schedule.memory import StageActivations, held_bytes, peak_activation_bytes, peak_in_flight
 
 TEN = StageActivations(full_bytes=10, input_bytes=3)
 HUNDRED = StageActivations(full_bytes=100, input_bytes=30)
@@ -41,6 +42,23 @@ def test_gpipe_with_recompute_holds_all_inputs_and_one_full_activation(num_stage
     assert peak_activation_bytes(schedule, [TEN] * num_stages) == [expected] * num_stages
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "naive"])
+@pytest.mark.parametrize("name", NAMES)
 def test_recompute_and_the_optimizer_leave_the_number_of_micro_batches_in_flight_alone(name: str) -> None:
     assert peak_in_flight(with_optimizer(make(name, 4, 6, Recompute.ALWAYS))) == peak_in_flight(make(name, 4, 6))
+
+
+def test_the_weights_part_of_a_split_backward_keeps_its_own_bytes_until_it_runs() -> None:
+    schedule = Schedule("s", [actions("0F0 0F1 0I0 0F2 0I1 0W0 0I2 0W1 0W2")])
+    kept = StageActivations(full_bytes=10, input_bytes=0, weight_bytes=6)
+    assert held_bytes(schedule, schedule.rows[0], [kept]).tolist() == [10, 20, 16, 26, 22, 16, 12, 6, 0]
+    assert peak_activation_bytes(schedule, [kept]) == [26]
+
+
+@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(p, m) for p, m in GRID if m >= 2 * p])
+def test_zb_h1_takes_the_memory_of_1f1b_and_zb_h2_almost_twice_that(num_stages: int, num_micro_batches: int) -> None:
+    # Qi et al. 2024, table 2, in M_B = M_W.
+    one = [StageActivations(1, 1, 1)] * num_stages
+    h1 = peak_activation_bytes(make("zb_h1", num_stages, num_micro_batches), one)
+    h2 = peak_activation_bytes(make("zb_h2", num_stages, num_micro_batches), one)
+    assert h1 == [num_stages] * num_stages
+    assert h2 == [2 * num_stages - 1] * num_stages

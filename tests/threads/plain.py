@@ -21,7 +21,9 @@ TRANSFORMER = TransformerConfig(
 )
 MLP = MlpConfig(name="tiny", layers=3, width=16, inputs=8, outputs=4, task="regression", dropout=0.2)
 CLASSIFIER = MlpConfig(name="tiny", layers=3, width=16, inputs=8, outputs=4, task="classification", dropout=0.2)
-SYNTHETIC = SyntheticConfig(name="tiny", layers=4, width=8, forward_s=0.0, backward_s=0.0, imbalance=0.0)
+SYNTHETIC = SyntheticConfig(
+    name="tiny", layers=8, width=8, forward_s=0.0, backward_s=0.0, weight_share=0.5, imbalance=0.0
+)
 
 Model = TransformerConfig | MlpConfig | SyntheticConfig
 MODELS: dict[str, Model] = {"transformer": TRANSFORMER, "mlp": MLP, "classifier": CLASSIFIER, "synthetic": SYNTHETIC}

@@ -15,7 +15,7 @@ from pipebench.engine.stage import TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import Recompute, with_recompute
-from pipebench.schedule.builders import build as build_schedule
+from pipebench.schedule.catalogue import build as build_schedule
 from pipebench.trace import Span
 
 CPU = torch.device("cpu")
@@ -45,19 +45,27 @@ class Point:
     num_micro_batches: int = 3
     num_samples: int = 11
     autocast: torch.dtype | None = None
+    chunks: int | None = None
+    rows: Schedule | None = None
 
     @property
     def schedule(self) -> Schedule:
-        return with_recompute(build_schedule(self.name, self.num_stages, self.num_micro_batches), self.recompute)
+        """The rows given, or those of the named schedule; `num_stages` are ranks, each with `chunks` of the model's."""
+        if self.rows is not None:
+            return with_recompute(self.rows, self.recompute)
+        named = build_schedule(self.name, self.num_stages, self.num_micro_batches, self.chunks)
+        return with_recompute(named, self.recompute)
 
     def stages(self, layers: list[nn.Module], loss: Callable[[Tensor, Tensor], Tensor]) -> list[LockedStage]:
-        counts = split_uniformly(len(layers), self.num_stages)
+        schedule = self.schedule
+        counts = split_uniformly(len(layers), schedule.num_stages)
         stages = []
-        for rank, count in enumerate(counts):
-            first = sum(counts[:rank])
-            is_last = rank == self.num_stages - 1
+        for number, count in enumerate(counts):
+            first = sum(counts[:number])
+            is_last = number == schedule.num_stages - 1
             own = layers[first : first + count]
-            stages.append(LockedStage(own, first, SEED, CPU, self.autocast, loss if is_last else None))
+            splits = schedule.splits_backward(number)
+            stages.append(LockedStage(own, first, SEED, CPU, self.autocast, loss if is_last else None, splits))
         return stages
 
     def boundary_specs(self, stages: list[LockedStage]) -> dict[int, list[TensorSpec]]:
@@ -75,7 +83,7 @@ _KNOWN_SPECS: dict[tuple[object, ...], dict[int, list[TensorSpec]]] = {}
 
 def _known_specs(point: Point, stages: list[LockedStage]) -> dict[int, list[TensorSpec]]:
     """Learn boundaries once for all schedules of the same (model, K, M): most of a small run's time."""
-    key = (id(point.model), point.num_stages, point.num_micro_batches, point.num_samples, point.autocast)
+    key = (id(point.model), len(stages), point.num_micro_batches, point.num_samples, point.autocast)
     if key not in _KNOWN_SPECS:
         _KNOWN_SPECS[key] = point.boundary_specs(stages)
     return _KNOWN_SPECS[key]
@@ -94,22 +102,26 @@ def run(
         prepare(layers)
     stages = point.stages(layers, loss)
     specs = point.boundary_specs(stages) if prepare is not None else _known_specs(point, stages)
+    schedule = point.schedule
 
     def work(rank: int, transport: InProcessTransport) -> tuple[list[float | None], tuple[Span, ...]]:
         stopwatch = HostStopwatch()  # it times the thread that makes it
         try:
-            around = {stage: specs[stage] for stage in (rank, rank + 1)}
-            pipeline = Pipeline(point.schedule, rank, stages[rank], around, make_optimizer, transport, stopwatch)
+            own = {number: stages[number] for number in schedule.stages_of_rank(rank)}
+            around = {boundary: specs[boundary] for number in own for boundary in (number, number + 1)}
+            pipeline = Pipeline(schedule, rank, own, around, make_optimizer, transport, stopwatch)
             one_step = pipeline.train if train else pipeline.accumulate
             outcomes = [one_step(step, mini_batch(point.model, step, point.num_samples)) for step in range(num_steps)]
             return [outcome.loss for outcome in outcomes], outcomes[-1].spans
         finally:
             stopwatch.close()
 
-    results = run_ranks(point.num_stages, work)
-    assert all(loss is None for losses, _ in results[:-1] for loss in losses)
+    results = run_ranks(schedule.num_ranks, work)
+    last_rank = schedule.stage_ranks[-1]
+    others = [losses for rank, (losses, _) in enumerate(results) if rank != last_rank]
+    assert all(loss is None for losses in others for loss in losses)
     return Outcome(
         layers=[layer for stage in stages for layer in stage.module],
-        losses=[loss for loss in results[-1][0] if loss is not None],
+        losses=[loss for loss in results[last_rank][0] if loss is not None],
         spans=[spans for _, spans in results],
     )

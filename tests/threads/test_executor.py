@@ -28,7 +28,7 @@ from pipebench.schedule.action import Op
 from pipebench.schedule.builders import Recompute
 from pipebench.schedule.memory import StageActivations, peak_activation_bytes
 
-SCHEDULES = ["gpipe", "1f1b", "naive"]
+SCHEDULES = ["gpipe", "1f1b", "naive", "interleaved", "zb_h1"]
 NUM_SAMPLES = 11
 
 every_schedule = pytest.mark.parametrize("name", SCHEDULES)

@@ -41,7 +41,9 @@ def test_no_token_sees_a_later_one() -> None:
 
 
 def test_synthetic_layers_sleep_for_the_given_seconds_a_sample_and_the_last_one_longer() -> None:
-    config = SyntheticConfig(name="s", layers=2, width=4, forward_s=0.005, backward_s=0.01, imbalance=1.0)
+    config = SyntheticConfig(
+        name="s", layers=2, width=4, forward_s=0.005, backward_s=0.01, weight_share=0.5, imbalance=1.0
+    )
     layers, _ = build(config)
     for layer, factor in zip(layers, [1.0, 2.0], strict=True):
         began = time.perf_counter()

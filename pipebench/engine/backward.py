@@ -1,0 +1,119 @@
+"""A stage's backward, in one piece or in two: the gradient of its input first, those of its weights later.
+
+Three ways, chosen once per stage. A stage whose schedule never splits runs plain autograd. One with linear layers
+puts their products off (`pipebench.linear`) and keeps two tensors a layer for them. One without any falls back to
+the split of torch.distributed.pipelining, which keeps the whole graph and costs more, but takes any model.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from pipebench.linear import PutOff, WeightQueue, adopt, catch_up
+
+Root = Tensor | GradientEdge | None
+"""Where a backward starts; None where nothing of the stage needs a gradient."""
+
+
+class Backward(Protocol):
+    """Gradients of parameters add up in `.grad`; that of `x` is left in `x.grad`."""
+
+    def root_of(self, output: Tensor) -> Root:
+        """Return what to keep of a forward."""
+
+    def whole(self, root: Root, gradient: Tensor) -> None: ...
+
+    def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> Any:
+        """Return what `of_weights` will need."""
+
+    def of_weights(self, put_off: Any) -> None: ...
+
+
+def backward_of(module: nn.Module, split: bool) -> Backward:
+    """Return the way for a stage; `split` where its schedule has an `I`."""
+    if not split:
+        return WholeBackward()
+    queue = WeightQueue()
+    return QueuedBackward(queue) if adopt(module, queue) else AutogradSplit(module.parameters())
+
+
+class WholeBackward:
+    def root_of(self, output: Tensor) -> Root:
+        return _edge_of(output)
+
+    def whole(self, root: Root, gradient: Tensor) -> None:
+        if root is not None:
+            torch.autograd.backward(root, gradient)
+
+    def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> None:
+        raise AssertionError("this stage's schedule has no split backward")
+
+    def of_weights(self, put_off: None) -> None:
+        raise AssertionError("this stage's schedule has no split backward")
+
+
+class QueuedBackward:
+    """Linear layers put their weights' gradients off; every other parameter gets its gradient with the input."""
+
+    def __init__(self, queue: WeightQueue) -> None:
+        self._queue = queue
+
+    def root_of(self, output: Tensor) -> Root:
+        return _edge_of(output)
+
+    def whole(self, root: Root, gradient: Tensor) -> None:
+        if root is not None:
+            torch.autograd.backward(root, gradient)
+
+    def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> Any:
+        put_off: list[PutOff] = []
+        self._queue.waiting = put_off
+        try:
+            self.whole(root, gradient)
+        finally:
+            self._queue.waiting = None
+        return put_off
+
+    def of_weights(self, put_off: Any) -> None:
+        catch_up(put_off)
+
+
+class AutogradSplit:
+    """torch's own split. A stage without an input to differentiate does all its work with the weights."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+
+    def root_of(self, output: Tensor) -> Root:
+        if not output.requires_grad:
+            return None
+        return output.clone() if output._is_view() else output  # torch detaches it in place, which a view refuses
+
+    def whole(self, root: Root, gradient: Tensor) -> None:
+        if root is not None:
+            torch.autograd.backward(root, gradient)
+
+    def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> Any:
+        from torch.distributed.pipelining._backward import stage_backward_input
+
+        if root is None or not x.requires_grad:
+            return lambda: self.whole(root, gradient)
+        assert isinstance(root, Tensor)
+        _, groups = stage_backward_input([root], [gradient], [x], iter(self._parameters))
+        return lambda: self._finish(groups)
+
+    def of_weights(self, put_off: Any) -> None:
+        put_off()
+
+    def _finish(self, groups: list[dict[str, Any]]) -> None:
+        from torch.distributed.pipelining._backward import stage_backward_weight
+
+        stage_backward_weight(iter(self._parameters), groups)
+
+
+def _edge_of(output: Tensor) -> GradientEdge | None:
+    """Return where backward starts. Holding the graph's edge instead of the tensor lets its memory go."""
+    return get_gradient_edge(output) if output.requires_grad else None

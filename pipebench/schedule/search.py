@@ -1,0 +1,529 @@
+"""`zb_auto`: look for the fastest order under a memory limit, at the costs that were measured.
+
+Two greedy schedulers build orders, each in several variants: one plans in rounds, the other lets every rank decide
+when it becomes free. Each order is then played and its memory counted exactly, next to the hand-written schedules,
+and the best that fits wins. So the result is never worse than the best hand-written schedule under the same limit.
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from pipebench.errors import ScheduleError
+from pipebench.schedule.action import Action, Op, Row, Schedule
+from pipebench.schedule.builders import SCHEDULES, Recompute, with_recompute
+from pipebench.schedule.catalogue import build
+from pipebench.schedule.memory import StageActivations, peak_activation_bytes
+from pipebench.schedule.simulate import Costs, simulate
+from pipebench.schedule.v_shaped import rank_of
+from pipebench.trace import Trace
+
+NAME = "zb_auto"
+SHARES = (0.0, 0.3, 1.0)
+"""Which parts of an action's seconds the variants would rather wait than start it."""
+
+F, B, I, W = Op.FORWARD, Op.BACKWARD, Op.INPUT_GRADIENT, Op.WEIGHT_GRADIENT  # noqa: E741
+
+
+def makespan(trace: Trace) -> float:
+    return trace.makespan_s
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best order found, its recomputes included, and the best hand-written one that fits ('' and inf: none)."""
+
+    schedule: Schedule
+    predicted_s: float
+    best_known: str
+    best_known_s: float
+    limit_bytes: float
+
+
+def search(
+    num_ranks: int,
+    num_micro_batches: int,
+    chunks: int,
+    costs: Costs,
+    activations: Sequence[StageActivations],
+    limit_bytes: float,
+    transfer_s: float = 0.0,
+    recompute: Recompute = Recompute.NEVER,
+    objective: Callable[[Trace], float] = makespan,
+) -> Found:
+    """Return the schedule with the least objective among those that keep each rank within `limit_bytes`.
+
+    Stages stand straight (1 chunk) or on a V (2 chunks). Costs of a whole backward default to those of its parts,
+    of a recompute to those of the forward. Of equal schedules the one with the lower peak wins. Raise ScheduleError
+    when nothing fits.
+    """
+    defaults = {(stage, B): costs[stage, I] + costs[stage, W] for stage in range(num_ranks * chunks)}
+    defaults |= {(stage, Op.RECOMPUTE): costs[stage, F] for stage in range(num_ranks * chunks)}
+    costs = defaults | dict(costs)
+    task = _Task(num_ranks, num_micro_batches, chunks, costs, tuple(activations), limit_bytes, transfer_s, recompute)
+    known = [_judge(task, schedule, objective) for schedule in _hand_written(task)]
+    ours = [_judge(task, schedule, objective) for schedule in _candidates(task)]
+    fitting = [judged for judged in known + ours if _within(judged.peak_bytes, limit_bytes)]
+    if not fitting:
+        leanest = min(known + ours, key=lambda judged: judged.peak_bytes)
+        raise ScheduleError(
+            f"schedule {NAME}: memory limit {_mib(limit_bytes)} MiB a rank: "
+            f"expected at least {_mib(leanest.peak_bytes, up=True)} MiB, what {leanest.schedule.name} takes"
+        )
+    best = min(fitting, key=_merit)
+    best_known = min((judged for judged in known if judged in fitting), key=_merit, default=None)
+    return Found(
+        Schedule(NAME, best.schedule.rows),
+        best.objective_s,
+        best_known.schedule.name if best_known else "",
+        best_known.objective_s if best_known else math.inf,
+        limit_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    schedule: Schedule
+    objective_s: float
+    peak_bytes: float
+
+
+def _merit(judged: _Judged) -> tuple[float, float]:
+    return judged.objective_s, judged.peak_bytes
+
+
+def _within(num_bytes: float, limit_bytes: float) -> bool:
+    """Tell whether bytes keep a limit; sums of bytes that are no whole numbers are only nearly exact."""
+    return num_bytes <= limit_bytes * (1 + 1e-9)
+
+
+def _mib(num_bytes: float, up: bool = False) -> float:
+    """Return MiB to one digit, rounded up where it is what a limit must reach."""
+    tenths = num_bytes / 2**20 * 10
+    return (math.ceil(tenths) if up else math.floor(tenths)) / 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is to be ordered, and the seconds and bytes of it."""
+
+    num_ranks: int
+    num_micro_batches: int
+    chunks: int
+    costs: Costs
+    activations: tuple[StageActivations, ...]
+    limit_bytes: float
+    transfer_s: float
+    recompute: Recompute
+
+    @property
+    def num_stages(self) -> int:
+        return self.num_ranks * self.chunks
+
+    def rank_of(self, stage: int) -> int:
+        return rank_of(stage, self.num_stages) if self.chunks == 2 else stage
+
+    def stages_of(self, rank: int) -> list[int]:
+        return [stage for stage in range(self.num_stages) if self.rank_of(stage) == rank]
+
+    def recomputes(self, micro_batch: int) -> bool:
+        return micro_batch < self.num_micro_batches - (self.recompute == Recompute.EXCEPT_LAST) and (
+            self.recompute != Recompute.NEVER
+        )
+
+
+def _hand_written(task: _Task) -> Iterator[Schedule]:
+    for recipe in SCHEDULES.values():
+        if recipe.least_chunks <= task.chunks <= (recipe.most_chunks or task.chunks):
+            yield build(recipe.name, task.num_ranks, task.num_micro_batches, task.chunks)
+
+
+def _candidates(task: _Task) -> Iterator[Schedule]:
+    """Yield orders of our own; where whole backwards are cheaper, also with parts that stand together made whole."""
+    worthwhile = [s for s in range(task.num_stages) if task.costs[s, B] < task.costs[s, I] + task.costs[s, W]]
+    seen = set()
+    for rows in _orders(task):
+        schedule = Schedule(NAME, rows)
+        if schedule.rows not in seen:
+            seen.add(schedule.rows)
+            yield schedule
+            if worthwhile:
+                yield Schedule(NAME, [_fused(row, worthwhile) for row in schedule.rows])
+    yield Schedule("one micro-batch at a time", [_one_at_a_time(task, rank) for rank in range(task.num_ranks)])
+
+
+def _orders(task: _Task) -> Iterator[Sequence[Sequence[Action]]]:
+    if task.chunks == 1:
+        for rounds in product((False, True), repeat=3):
+            yield from _by_rounds(task, _Rounds(*rounds))
+    which_first = product((False, True), repeat=2) if task.chunks == 2 else [(True, True)]
+    for forward_share, weight_share, first in product(SHARES, SHARES, which_first):
+        yield from _by_events(task, _by_habits(_Habits(forward_share, weight_share, *first)))
+    for schedule, weight_share in product(_plans(task), SHARES):
+        yield from _by_events(task, _by_plan(schedule, weight_share))
+
+
+def _plans(task: _Task) -> list[Schedule]:
+    """Return the hand-written schedules that place stages as the task does and take micro-batches in order."""
+    placement = tuple(task.rank_of(stage) for stage in range(task.num_stages))
+
+    def in_order(schedule: Schedule) -> bool:
+        return all((np.diff(table, axis=1) > 0).all() for table in schedule.place.values())
+
+    return [one for one in _hand_written(task) if one.stage_ranks == placement and in_order(one)]
+
+
+def _one_at_a_time(task: _Task, rank: int) -> list[Action]:
+    stages = task.stages_of(rank)
+    return [
+        Action(op, stage, m)
+        for m in range(task.num_micro_batches)
+        for op, stage in [(F, stage) for stage in stages] + [(part, stage) for stage in stages[::-1] for part in (I, W)]
+    ]
+
+
+def _fused(row: Row, stages: Sequence[int]) -> list[Action]:
+    """Return the row with each I that its own W follows at once made one B, at these stages."""
+    fused: list[Action] = []
+    for action in row:
+        if action.op == W and action.stage in stages and fused[-1] == Action(I, action.stage, action.micro_batch):
+            fused[-1] = Action(B, action.stage, action.micro_batch)
+        else:
+            fused.append(action)
+    return fused
+
+
+def _judge(task: _Task, schedule: Schedule, objective: Callable[[Trace], float]) -> _Judged:
+    schedule = with_recompute(schedule, task.recompute)
+    peak = max(peak_activation_bytes(schedule, task.activations))
+    if not _within(peak, task.limit_bytes):
+        return _Judged(schedule, math.inf, peak)
+    return _Judged(schedule, objective(simulate(schedule, task.costs, task.transfer_s)), peak)
+
+
+class _Board:
+    """The rows so far, with each rank's clock, idle time, kept bytes and pending weight gradients.
+
+    Micro-batches go in order through each op of a stage, so the next action of (op, stage) is known.
+    """
+
+    def __init__(self, task: _Task) -> None:
+        self.task = task
+        ranks, stages = range(task.num_ranks), range(task.num_stages)
+        self.rank = [task.rank_of(stage) for stage in stages]
+        self.stages = [[stage for stage in stages if self.rank[stage] == rank] for rank in ranks]
+        self.clock_s = [0.0 for _ in ranks]
+        self.idle_s = [0.0 for _ in ranks]
+        self.held = [0.0 for _ in ranks]
+        self.rows: list[list[Action]] = [[] for _ in ranks]
+        self.pending: list[deque[tuple[int, int]]] = [deque() for _ in ranks]
+        self.ends: dict[Op, list[list[float]]] = {op: [[] for _ in stages] for op in (F, I)}
+        self.seconds = {op: [task.costs[stage, op] for stage in stages] for op in (F, I, W, Op.RECOMPUTE)}
+        self.again = [task.recomputes(m) for m in range(task.num_micro_batches + 1)]
+
+    def count(self, op: Op, stage: int) -> int:
+        return len(self.ends[op][stage])
+
+    def arrival_s(self, op: Op, stage: int) -> float:
+        """Return when the next action of (op, stage) has its input; inf while that is not known, and after the last."""
+        m = self.count(op, stage)
+        if m == self.task.num_micro_batches:
+            return math.inf
+        before = stage - 1 if op == F else stage + 1
+        own_s = 0.0 if op == F else self.ends[F][stage][m] if m < self.count(F, stage) else math.inf
+        if not 0 <= before < len(self.rank):
+            return own_s
+        if m >= self.count(op, before):
+            return math.inf
+        hop_s = self.task.transfer_s if self.rank[before] != self.rank[stage] else 0.0
+        return max(own_s, self.ends[op][before][m] + hop_s)
+
+    def changes(self, op: Op, stage: int) -> tuple[float, float]:
+        """Return how many more bytes the next action of (op, stage) keeps while it runs, and after it."""
+        kept = self.task.activations[stage]
+        from_forward = kept.input_bytes if self.again[self.count(op, stage)] else kept.full_bytes
+        if op == F:
+            return from_forward, from_forward
+        after = kept.weight_bytes - from_forward
+        return max(kept.full_bytes - from_forward, after), after
+
+    def fits(self, op: Op, stage: int, spare: float = 0.0) -> bool:
+        """Tell whether the next action of (op, stage) keeps the limit and leaves `spare` bytes."""
+        during, _ = self.changes(op, stage)
+        return _within(self.held[self.rank[stage]] + during + spare, self.task.limit_bytes)
+
+    def spare(self, stage: int) -> float:
+        """Return the bytes a forward must leave free, so that the oldest micro-batch always finds room to go on.
+
+        That is what a gradient takes while it runs, and on a V's first half a forward of the rank's other stage.
+        """
+        kept = [self.task.activations[own] for own in self.stages[self.rank[stage]]]
+        recomputing = self.task.recompute != Recompute.NEVER
+        gradient = max(
+            max(one.full_bytes - one.input_bytes if recomputing else 0.0, one.weight_bytes - one.full_bytes)
+            for one in kept
+        )
+        other_forward = kept[-1].full_bytes if len(kept) == 2 and stage < self.task.num_ranks else 0.0
+        return gradient + other_forward
+
+    def run(self, op: Op, stage: int) -> None:
+        """Append the next F or I of a stage, with its recompute where there is one."""
+        rank, m = self.rank[stage], self.count(op, stage)
+        ready_s = self.clock_s[rank]
+        if op == I and self.again[m]:
+            ready_s += self.seconds[Op.RECOMPUTE][stage]
+        start_s = max(ready_s, self.arrival_s(op, stage))
+        self.wait(rank, start_s - ready_s)
+        self.held[rank] += self.changes(op, stage)[1]
+        self.clock_s[rank] = start_s + self.seconds[op][stage]
+        self.ends[op][stage].append(self.clock_s[rank])
+        self.rows[rank].append(Action(op, stage, m))
+        if op == I:
+            self.pending[rank].append((stage, m))
+
+    def run_weight(self, rank: int) -> None:
+        """Append the oldest pending weight gradient."""
+        stage, m = self.pending[rank].popleft()
+        self.clock_s[rank] += self.seconds[W][stage]
+        self.held[rank] -= self.task.activations[stage].weight_bytes
+        self.rows[rank].append(Action(W, stage, m))
+
+    def wait(self, rank: int, seconds: float) -> None:
+        """Let the rank idle; what passes before its first action is no idle time of its own."""
+        if self.rows[rank]:
+            self.idle_s[rank] += seconds
+
+    def allowance_s(self, rank: int) -> float:
+        """Return how long the rank may idle before it becomes the one that idles most."""
+        return max(self.idle_s) - self.idle_s[rank]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """Variants of planning in rounds.
+
+    `overrun`: a warm-up forward may still run when the first gradient arrives. `hold_back`: a stage that is ahead
+    of the next leaves out a round's forward where that costs it no idle time that counts. `always_fill`: a weight
+    gradient starts in any wait, though it ends after it, and not only where the wait would count.
+    """
+
+    overrun: bool
+    hold_back: bool
+    always_fill: bool
+
+
+def _by_rounds(task: _Task, rules: _Rounds) -> Iterator[list[list[Action]]]:
+    """Yield the order that comes of one F and one I of every stage a round, with W in the waits; nothing if stuck.
+
+    The idea is the heuristic of Qi et al. 2024 (arXiv:2401.10241, section 3.1): warm up as far as memory and the first
+    gradient's arrival allow, and let no stage idle that has a weight gradient to run, unless another idles more.
+    """
+    board = _Board(task)
+    stages = range(task.num_stages)
+    for stage in stages:
+        if not board.fits(F, stage):
+            return
+        board.run(F, stage)
+    for stage, more in enumerate(_warm_up(board, rules)):
+        for _ in range(more):
+            board.run(F, stage)
+    for stage in stages[::-1]:
+        board.run(I, stage)
+    for _ in range(1, task.num_micro_batches):
+        steps = [(F, stage) for stage in _forwarding(board, rules)] + [(I, stage) for stage in stages[::-1]]
+        for op, stage in steps:
+            if not _make_room(board, op, stage):
+                return
+            _fill_wait(board, op, stage, rules)
+            if op == I and stage == 0 and board.count(F, 0) == task.num_micro_batches:
+                _run_weights(board, 0)
+            board.run(op, stage)
+    for rank in range(task.num_ranks):
+        _run_weights(board, rank)
+    yield board.rows
+
+
+def _warm_up(board: _Board, rules: _Rounds) -> list[int]:
+    """Return how many forwards each stage runs beyond its first before its first gradient arrives."""
+    task, num_stages = board.task, board.task.num_stages
+    more = [0] * num_stages
+    back_s = -math.inf
+    for stage in reversed(range(num_stages)):
+        forward_s, clock_s = board.seconds[F][stage], board.clock_s[stage]
+        per_forward = board.changes(F, stage)[0]
+        arrival_s = back_s + task.transfer_s
+        while (
+            board.count(F, stage) + more[stage] < task.num_micro_batches
+            and board.fits(F, stage, board.spare(stage) + more[stage] * per_forward)
+            and (clock_s < arrival_s if rules.overrun else clock_s + forward_s <= arrival_s)
+        ):
+            more[stage] += 1
+            clock_s += forward_s
+        back_s = max(clock_s, arrival_s) + board.seconds[I][stage]
+    for stage in range(1, num_stages):
+        ahead = more[stage - 1]
+        has_all = ahead + 1 == task.num_micro_batches
+        more[stage] = min(more[stage], ahead if has_all else max(ahead - 1, 0))
+    return more
+
+
+def _forwarding(board: _Board, rules: _Rounds) -> list[int]:
+    """Return the stages that run a forward in this round; one does so only if the next does, or has run all."""
+    num_stages, num_micro_batches = board.task.num_stages, board.task.num_micro_batches
+    chosen: list[int] = []
+    for stage in reversed(range(num_stages)):
+        left = board.count(F, stage) < num_micro_batches
+        follows = stage + 1 == num_stages or stage + 1 in chosen
+        if left and follows and not (rules.hold_back and _better_held_back(board, stage)):
+            chosen.append(stage)
+    return chosen[::-1]
+
+
+def _better_held_back(board: _Board, stage: int) -> bool:
+    """Tell whether a stage two forwards ahead of the next would come late for its gradient and may as well wait."""
+    following = stage + 1
+    if following == board.task.num_stages or board.count(F, stage) < board.count(F, following) + 2:
+        return False
+    gradient_s = (
+        board.clock_s[following] + board.seconds[F][following] + board.seconds[I][following] + board.task.transfer_s
+    )
+    clock_s = board.clock_s[stage]
+    freed = board.task.activations[stage].weight_bytes
+    num_weights = 0
+    while not board.fits(F, stage, -num_weights * freed) and num_weights < len(board.pending[stage]):
+        num_weights += 1
+    ends_s = clock_s + board.seconds[F][stage] + num_weights * board.seconds[W][stage]
+    if clock_s >= gradient_s:
+        return True
+    return ends_s > gradient_s and gradient_s - clock_s <= board.allowance_s(stage)
+
+
+def _make_room(board: _Board, op: Op, stage: int) -> bool:
+    rank = board.rank[stage]
+    spare = board.spare(stage) if op == F else 0.0
+    while not board.fits(op, stage, spare):
+        if not board.pending[rank]:
+            return False
+        board.run_weight(rank)
+    return True
+
+
+def _fill_wait(board: _Board, op: Op, stage: int, rules: _Rounds) -> None:
+    """Run weight gradients until the input is there, and one that ends later where the rest of the wait would count."""
+    rank, arrival_s = board.rank[stage], board.arrival_s(op, stage)
+    weight_s = board.seconds[W][stage]
+    while board.pending[rank] and board.clock_s[rank] + weight_s <= arrival_s:
+        board.run_weight(rank)
+    wait_s = arrival_s - board.clock_s[rank]
+    if board.pending[rank] and wait_s > 0 and (rules.always_fill or wait_s > board.allowance_s(rank)):
+        board.run_weight(rank)
+
+
+def _run_weights(board: _Board, rank: int) -> None:
+    while board.pending[rank]:
+        board.run_weight(rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _Habits:
+    """Variants of deciding when a rank becomes free.
+
+    A forward (a weight gradient) starts only if the next gradient (the next action that has room) is known to arrive
+    no sooner than this share of its seconds from now. The last two say which of two stages that are ready goes first.
+    """
+
+    forward_share: float
+    weight_share: float
+    later_forward_first: bool
+    later_gradient_first: bool
+
+
+Decide = Callable[[_Board, int], bool]
+"""Run one action on a rank, or let it wait for the next known arrival; False where none is known."""
+
+
+def _by_events(task: _Task, decide: Decide) -> Iterator[list[list[Action]]]:
+    """Yield the order that comes of each rank deciding whenever it becomes free; nothing if stuck.
+
+    A rank that knows of nothing to come waits until a neighbour has run something.
+    """
+    board = _Board(task)
+    neighbours = [
+        sorted({board.rank[near] for stage in own for near in (stage - 1, stage + 1) if 0 <= near < task.num_stages})
+        for own in board.stages
+    ]
+    agenda = [(0.0, rank) for rank in range(task.num_ranks)]
+    parked: set[int] = set()
+    while agenda:
+        _, rank = heapq.heappop(agenda)
+        if decide(board, rank):
+            heapq.heappush(agenda, (board.clock_s[rank], rank))
+            for other in [near for near in neighbours[rank] if near in parked]:
+                parked.remove(other)
+                heapq.heappush(agenda, (board.clock_s[other], other))
+        else:
+            parked.add(rank)
+    if sum(map(len, board.rows)) == 3 * task.num_stages * task.num_micro_batches:
+        yield board.rows
+
+
+def _by_habits(habits: _Habits) -> Decide:
+    """Return the decision for a gradient, else a forward, else a weight gradient."""
+
+    def decide(board: _Board, rank: int) -> bool:
+        now_s, stages = board.clock_s[rank], board.stages[rank]
+        gradients = {stage: board.arrival_s(I, stage) for stage in stages if board.fits(I, stage)}
+        forwards = {stage: board.arrival_s(F, stage) for stage in stages if board.fits(F, stage, board.spare(stage))}
+        gradient_s, forward_s = (min(arrivals.values(), default=math.inf) for arrivals in (gradients, forwards))
+        if gradient_s <= now_s:
+            ready = [stage for stage, arrival_s in gradients.items() if arrival_s <= now_s]
+            board.run(I, max(ready) if habits.later_gradient_first else min(ready))
+            return True
+        if forward_s <= now_s:
+            ready = [stage for stage, arrival_s in forwards.items() if arrival_s <= now_s]
+            stage = max(ready) if habits.later_forward_first else min(ready)
+            if gradient_s >= now_s + habits.forward_share * board.seconds[F][stage]:
+                board.run(F, stage)
+                return True
+            forward_s = math.inf
+        lacks_room = len(gradients) + len(forwards) < 2 * len(stages)
+        return _weight_or_wait(board, rank, min(gradient_s, forward_s), lacks_room, habits.weight_share)
+
+    return decide
+
+
+def _by_plan(schedule: Schedule, weight_share: float) -> Decide:
+    """Return the decision that keeps a schedule's order of forwards and gradients and deals out the W anew."""
+    plans = [deque((F if a.op == F else I, a.stage) for a in row if a.op != W) for row in schedule.rows]
+
+    def decide(board: _Board, rank: int) -> bool:
+        if not plans[rank]:
+            return _weight_or_wait(board, rank, math.inf, False, weight_share)
+        op, stage = plans[rank][0]
+        fits, arrival_s = board.fits(op, stage), board.arrival_s(op, stage)
+        if fits and arrival_s <= board.clock_s[rank]:
+            board.run(op, stage)
+            plans[rank].popleft()
+            return True
+        return _weight_or_wait(board, rank, arrival_s if fits else math.inf, not fits, weight_share)
+
+    return decide
+
+
+def _weight_or_wait(board: _Board, rank: int, next_s: float, lacks_room: bool, weight_share: float) -> bool:
+    now_s = board.clock_s[rank]
+    if board.pending[rank]:
+        weight_s = board.seconds[W][board.pending[rank][0][0]]
+        if lacks_room or next_s >= now_s + weight_share * weight_s:
+            board.run_weight(rank)
+            return True
+    if next_s == math.inf:
+        return False
+    board.wait(rank, next_s - now_s)
+    board.clock_s[rank] = next_s
+    return True
