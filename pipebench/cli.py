@@ -13,7 +13,7 @@ from pathlib import Path
 from pipebench.compose import Grid, compose_grid
 from pipebench.config import RunConfig, resolve
 from pipebench.display import make_display
-from pipebench.errors import ConfigError
+from pipebench.errors import ConfigError, ScheduleError
 from pipebench.harness.sweep import Observer, Plan, make_folder, plan_sweep, run_sweep
 from pipebench.machine import this_machine
 from pipebench.record import RunResult
@@ -47,6 +47,9 @@ def _main(arguments: list[str]) -> int:
         folder = _make_folder(grid)
     except ConfigError as error:
         print(f"ConfigError: {error}", file=sys.stderr)
+        return 2
+    except ScheduleError as error:
+        print(f"ScheduleError: {error}", *filter(None, [error.grid]), sep="\n", file=sys.stderr)
         return 2
     return _run(plan, folder, grid.points[0])
 

@@ -19,7 +19,7 @@ from omegaconf import MISSING
 
 from pipebench.errors import ConfigError
 from pipebench.machine import Machine
-from pipebench.schedule.builders import SCHEDULES, Recompute, with_optimizer, with_recompute
+from pipebench.schedule.builders import SCHEDULES, Recompute, with_recompute
 from pipebench.schedule.catalogue import ZB_AUTO, build, is_file
 from pipebench.schedule.validate import validate
 
@@ -180,8 +180,7 @@ def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     threads = _resolve_threads(config, machine)
     if config.engine == "torch":
         _check_torch_engine(dataclasses.replace(config, device=device), machine)
-    if config.engine == "simulate":
-        _check_profile(config)
+    _check_profile(config)
     return dataclasses.replace(config, device=device, threads=threads)
 
 
@@ -336,7 +335,8 @@ def _check_fit(config: RunConfig) -> None:
     counts = config.partition
     if not isinstance(counts, list) or not all(type(count) is int and count >= 1 for count in counts):
         _fail("partition", counts, f"one of {', '.join(PARTITIONS)}, or a list of layer counts of at least 1")
-    allowed = [config.stages, 2 * config.stages] if config.chunks == "auto" else num_stages
+    searched = config.schedule == ZB_AUTO and config.chunks == "auto"
+    allowed = [config.stages, 2 * config.stages] if searched else num_stages
     if len(counts) not in allowed or sum(counts) != num_layers:
         _fail(
             "partition",
@@ -384,10 +384,14 @@ def _check_schedule(config: RunConfig) -> None:
         return
     chunks = None if config.chunks == "auto" else config.chunks
     schedule = build(config.schedule, config.stages, config.micro, chunks)
-    validate(with_optimizer(with_recompute(schedule, Recompute(config.recompute))))
+    validate(with_recompute(schedule, Recompute(config.recompute)))
 
 
 def _check_profile(config: RunConfig) -> None:
+    if config.engine != "simulate":
+        if config.profile is not None:
+            _fail("profile", config.profile, f"null with engine={config.engine}: only engine=simulate reads costs")
+        return
     if config.profile is None and config.model.kind != "synthetic":
         _fail("profile", "null", "a result.json of a real run, or a YAML of costs, with engine=simulate")
     if config.profile is not None and not Path(config.profile).is_file():

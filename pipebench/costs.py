@@ -4,7 +4,7 @@ Times and activations are taken to grow in proportion to the samples of a micro-
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -32,9 +32,35 @@ class Profile:
     link: Link
 
 
-def stage_costs(profile: Profile, layers_per_stage: Sequence[int], num_samples: int) -> dict[tuple[int, Op], float]:
-    """Return the seconds of one action by (stage, op) for micro-batches of `num_samples`."""
+def for_samples(profile: Profile, num_samples: int) -> Profile:
+    """Return the profile for micro-batches of another size; parameters and optimizer do not grow with it."""
     layers, scale = profile.layers, num_samples / profile.layers.num_samples
+
+    def scaled(values: Sequence[float]) -> list[float]:
+        return [value * scale for value in values]
+
+    def scaled_bytes(values: Sequence[int]) -> list[int]:
+        return [round(value * scale) for value in values]
+
+    return replace(
+        profile,
+        layers=replace(
+            layers,
+            num_samples=num_samples,
+            forward_s=scaled(layers.forward_s),
+            backward_s=scaled(layers.backward_s),
+            input_s=scaled(layers.input_s),
+            weight_s=scaled(layers.weight_s),
+            saved_bytes=scaled_bytes(layers.saved_bytes),
+            put_off_bytes=scaled_bytes(layers.put_off_bytes),
+            input_bytes=scaled_bytes(layers.input_bytes),
+        ),
+    )
+
+
+def stage_costs(profile: Profile, layers_per_stage: Sequence[int]) -> dict[tuple[int, Op], float]:
+    """Return the seconds of one action by (stage, op)."""
+    layers = profile.layers
     costs = {}
     for stage, (first, end) in enumerate(_spans(layers_per_stage)):
         for op, seconds in (
@@ -43,37 +69,32 @@ def stage_costs(profile: Profile, layers_per_stage: Sequence[int], num_samples: 
             (Op.INPUT_GRADIENT, layers.input_s),
             (Op.WEIGHT_GRADIENT, layers.weight_s),
             (Op.RECOMPUTE, layers.forward_s),
+            (Op.OPTIMIZER, profile.optimizer_s),
         ):
-            costs[stage, op] = sum(seconds[first:end]) * scale
-        costs[stage, Op.OPTIMIZER] = sum(profile.optimizer_s[first:end])
+            costs[stage, op] = sum(seconds[first:end])
     return costs
 
 
-def stage_activations(
-    layers: LayerProfile, layers_per_stage: Sequence[int], num_samples: int
-) -> list[StageActivations]:
-    """Return what each stage keeps of one micro-batch of `num_samples`, in bytes.
+def stage_activations(layers: LayerProfile, layers_per_stage: Sequence[int]) -> list[StageActivations]:
+    """Return what each stage keeps of one micro-batch, in bytes.
 
     Stage 0 reads the mini-batch itself, so its input costs nothing. A stage that can put nothing off keeps everything
     until the weights' part.
     """
-    scale = num_samples / layers.num_samples
     stages = []
     for first, end in _spans(layers_per_stage):
         kept = sum(layers.saved_bytes[first:end])
         kept += sum(layers.input_bytes[i] for i in range(first + 1, end) if layers.saves_input[i])
         from_before = layers.input_bytes[first] if first > 0 else 0
         put_off = sum(layers.put_off_bytes[first:end])
-        full = kept + from_before
-        stages.append(StageActivations(full * scale, from_before * scale, (put_off or full) * scale))
+        stages.append(StageActivations(kept + from_before, from_before, put_off or kept + from_before))
     return stages
 
 
-def transfer_times(profile: Profile, layers_per_stage: Sequence[int], num_samples: int) -> list[float]:
+def transfer_times(profile: Profile, layers_per_stage: Sequence[int]) -> list[float]:
     """Return for each stage the seconds its input takes from another rank."""
-    scale = num_samples / profile.layers.num_samples
     return [
-        profile.link.transfer_s(profile.layers.input_bytes[first] * scale) if first > 0 else 0.0
+        profile.link.transfer_s(profile.layers.input_bytes[first]) if first > 0 else 0.0
         for first, _ in _spans(layers_per_stage)
     ]
 
@@ -208,7 +229,7 @@ def _from_yaml(path: Path, num_layers: int) -> Profile:
     sizes = {key: [round(size) for size in layers_of(key, zeros)] for key in _BYTES}
     return Profile(
         layers=LayerProfile(
-            num_samples=int(_number(path, costs, "num_samples", 1)),
+            num_samples=int(_number(path, costs, "num_samples", 1, above=0)),
             names=["layer"] * num_layers,
             forward_s=forward_s,
             backward_s=backward_s,
@@ -218,14 +239,13 @@ def _from_yaml(path: Path, num_layers: int) -> Profile:
             **sizes,
         ),
         optimizer_s=layers_of("optimizer_s", zeros),
-        link=Link(
-            _number(path, costs, "latency_s", 0.0), _number(path, costs, "bytes_per_s", float("inf"), above=0)
-        ),
+        link=Link(_number(path, costs, "latency_s", 0.0), _number(path, costs, "bytes_per_s", float("inf"), above=0)),
     )
 
 
 def _number(path: Path, costs: dict[str, Any], key: str, default: float, above: float = -1.0) -> float:
     value = costs.get(key, default)
     if type(value) not in (int, float) or value < 0 or value <= above:
-        raise ConfigError(f"profile={path}: {key}={value}: expected a number of at least 0")
+        wanted = "above 0" if above == 0 else "of at least 0"
+        raise ConfigError(f"profile={path}: {key}={value}: expected a number {wanted}")
     return float(value)

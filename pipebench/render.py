@@ -130,7 +130,7 @@ WORDS = {
 _LIGHTEST = 0.62
 """Share of white in the colour of a rank's last stage."""
 
-_WIDTH, _MARGIN, _GUTTER, _TITLE, _LANE, _GAP, _LEGEND = 1280.0, 16.0, 28.0, 30.0, 24.0, 3.0, 34.0
+_WIDTH, _MARGIN, _GUTTER, _TITLE, _LANE, _GAP, _LEGEND = 1080.0, 14.0, 26.0, 28.0, 22.0, 3.0, 32.0
 """Lengths in user units: picture, its edge, between panels, a panel's title, a lane, between lanes, the legend."""
 
 _LABEL_CHARACTER, _DIGIT, _SWATCH = 6.6, 0.6, 14.0
@@ -143,7 +143,7 @@ _FONTS = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 _STYLE = (
     ".heading{font-size:15px;font-weight:600}.note,.label{font-size:12px;fill:#4d4d4d}"
     f".lane{{fill:{_IDLE}}}"
-    ".action{stroke:#fff;stroke-width:.8}.number{text-anchor:middle}"
+    ".action{stroke:#fff}.number{text-anchor:middle}"
 )
 
 
@@ -211,7 +211,9 @@ def _numbers(trace: Trace) -> str:
 
 def _draw(panel: _Panel) -> Iterator[str]:
     trace = panel.trace
-    yield f'<g><text class="heading" x="{panel.left:.1f}" y="{panel.top + 16:.1f}">{escape(panel.heading)}</text>'
+    shortest = float(trace.duration_s.min(initial=np.inf, where=trace.duration_s > 0)) * panel.per_s
+    yield f'<g stroke-width="{min(0.8, 0.12 * shortest):.2f}">'
+    yield f'<text class="heading" x="{panel.left:.1f}" y="{panel.top + 16:.1f}">{escape(panel.heading)}</text>'
     right = panel.left + panel.width
     yield f'<text class="note" text-anchor="end" x="{right:.1f}" y="{panel.top + 16:.1f}">{_numbers(trace)}</text>'
     for rank in range(trace.num_ranks):

@@ -157,7 +157,7 @@ def predicted_activation_bytes(result: RunResult) -> list[int] | None:
     """Return the memory model's peak of activations for each rank (no receive buffers, no temporaries)."""
     if result.profile is None:
         return None
-    stages = stage_activations(result.profile, result.layers_per_stage, result.profile.num_samples)
+    stages = stage_activations(result.profile, result.layers_per_stage)
     return [round(peak) for peak in peak_activation_bytes(result.schedule, stages)]
 
 

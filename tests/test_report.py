@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from pipebench.config import OptimizerConfig, RunConfig, SyntheticConfig, TeacherConfig, WandbConfig
 from pipebench.errors import ResultError
 from pipebench.record import RankRecord, Repeat, RunResult, StageMemory, write_json, write_result
 from pipebench.report.__main__ import main
 from pipebench.report.cells import NOTHING, digits, escape
-from pipebench.report.figures import bubble_picture
+from pipebench.report.figures import bubble_picture, schedules_picture
+from pipebench.report.schedules import comparisons
 from pipebench.report.sweep import read_sweep, rows
 from pipebench.report.tables import pivots, print_table, terminal_table, write_csv
 from pipebench.report.write import write_report
@@ -43,11 +45,16 @@ def config(**changes: Any) -> RunConfig:
         micro=2,
         replicas=1,
         schedule="gpipe",
+        chunks=1,
+        memory_limit="auto",
         recompute="never",
         partition="time",
         engine="pipebench",
+        profile=None,
         batch=18,
-        model=SyntheticConfig(name="synthetic", layers=2, width=8, forward_s=1.0, backward_s=2.0, imbalance=0.0),
+        model=SyntheticConfig(
+            name="synthetic", layers=2, width=8, forward_s=1.0, backward_s=2.0, weight_share=0.5, imbalance=0.0
+        ),
         data=TeacherConfig(name="teacher"),
         optimizer=OptimizerConfig(name="sgd", lr=0.1),
         precision="fp32",
@@ -72,7 +79,7 @@ def rank_record(rank: int, spans: list[tuple[float, float, float]], step_s: floa
         steady=True,
         losses=[2.0, 1.0],
         grad_rel_error=1e-7,
-        transfer_s=0.0,
+        transfer_s=[0.0],
         spans=[spans],
         memory=StageMemory(MIB, MIB, 0, rank * MIB, 0, 0),
         peak_rss_bytes=100 * MIB,
@@ -115,7 +122,7 @@ def write_sweep(folder: Path, points: dict[str, RunConfig], results: list[RunRes
     ]
     reference = {"key": REFERENCE, "state": "ok", "repeats_done": 1, "config": dataclasses.asdict(config(stages=1))}
     state = {
-        "format": 1,
+        "format": 2,
         "name": "hand|made",
         "swept": swept,
         "points": states,
@@ -165,7 +172,7 @@ def csv_rows(folder: Path) -> list[dict[str, str]]:
 
 def table_rows(**changes: Any) -> list[Row]:
     """Return the row of the fine point with some columns changed, for tables without files."""
-    row: Row = {"key": OK, "status": "ok", "stages": 2, "micro": 2, "schedule": "gpipe", "step_s": 9.0}
+    row: Row = {"key": OK, "status": "ok", "stages": 2, "micro": 2, "schedule": "gpipe", "chunks": 1, "step_s": 9.0}
     row |= {"step_ci_low_s": 8.5, "step_ci_high_s": 9.5, "samples_per_s": 2.0, "tokens_per_s": None, "speedup": 1.5}
     row |= {"bubble_fraction": 0.4, "bubble_replayed": 0.35, "bubble_bound": 1 / 3, "peak_memory_bytes": 3 * MIB}
     row |= {"grad_rel_error": 1e-7, "oversubscribed": False, "steady": True, "message": ""}
@@ -231,7 +238,7 @@ def test_the_page_says_what_ran_where_and_compared_with_what(reported: Path) -> 
     assert "on one device (K=1, M=1)" in page
     assert re.search(r"\| ok +\| +12000 \| +1\.50 \|", page)
     assert page.count("<details>") == page.count("</details>") == 2  # the two measured points
-    assert re.search(r"\| 0 +\| +1 \| +1000 \| +2000 \|", page)
+    assert re.search(r"\| 0 +\| +0 \| +1 \| +1000 \| +2000 \|", page)
     assert "![bubble against micro-batches](bubble.png)" in page
 
 
@@ -293,7 +300,7 @@ def test_a_key_cannot_lead_out_of_the_folder(folder: Path, key: object, capsys: 
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "swept": 3, "points": [], "references": []}'],
+    ["{", "[]", '{"format": 1}', '{"format": 2}', '{"format": 2, "swept": 3, "points": [], "references": []}'],
 )
 @pytest.mark.parametrize("name", ["sweep.json", f"runs/{OK}/result.json"])
 def test_a_broken_file_is_one_line_and_exit_code_2(
@@ -326,7 +333,7 @@ def test_a_result_that_makes_no_sense_is_a_result_error(folder: Path, field: str
 
 
 def test_a_value_is_drawn_as_text_not_as_a_formula() -> None:
-    assert bubble_picture([*table_rows(schedule="$\\bad{$"), *table_rows()]) is not None
+    assert bubble_picture([*table_rows(engine="$\\bad{$"), *table_rows()]) is not None
 
 
 def test_a_swept_key_must_be_one_of_ours(folder: Path) -> None:
@@ -380,3 +387,52 @@ def test_digits_are_significant_and_plain(value: float | None, text: str) -> Non
 
 def test_text_stays_text() -> None:
     assert escape("a|b <i>&\n[x](y) *z* `c`") == ("a&#124;b &#60;i&#62;&amp; &#91;x&#93;(y) &#42;z&#42; &#96;c&#96;")
+
+
+def schedule_rows() -> list[Row]:
+    times = {"gpipe": 9.0, "interleaved": 8.0, "looped_bfs": 8.5, "zb_h1": 7.0, "1f1b": 9.5}
+    chunks = {"interleaved": 2, "looped_bfs": 2}
+    rows = []
+    for name, step_s in times.items():
+        rows += table_rows(schedule=name, chunks=chunks.get(name, 1), step_s=step_s)
+    return rows
+
+
+def test_schedules_stand_fastest_first_and_zero_bubble_beside_the_best_interleaving() -> None:
+    [(title, table)] = comparisons(schedule_rows()).items()
+    assert title == "stages=2, micro=2"
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert [line[0] for line in cells] == ["zb_h1", "interleaved", "looped_bfs", "gpipe", "1f1b"]
+    assert [line[3] for line in cells] == ["0.778", "0.889", "0.944", "1.000", "1.056"]
+    assert cells[0][-2:] == ["8000 (interleaved, 2)", "0.875"]
+    assert all(line[-2:] == [NOTHING, NOTHING] for line in cells[1:])
+
+
+def test_schedules_of_other_sizes_and_failed_ones_are_not_compared() -> None:
+    rows = schedule_rows()
+    assert comparisons(table_rows()) == {}
+    assert len(comparisons([*rows, *table_rows(micro=4)])) == 1
+    assert set(comparisons([*rows, *({**row, "micro": 4} for row in rows)])) == {
+        "stages=2, micro=2",
+        "stages=2, micro=4",
+    }
+    assert (
+        "zb_v"
+        not in comparisons([*rows, *table_rows(schedule="zb_v", status="error", step_s=None)])["stages=2, micro=2"]
+    )
+
+
+def test_schedules_are_drawn_side_by_side_instead_of_lines_through_one_point() -> None:
+    assert schedules_picture(schedule_rows()) is not None
+    assert bubble_picture(schedule_rows()) is None
+    assert schedules_picture(table_rows()) is None
+    assert bubble_picture(table_rows()) is not None
+
+
+def test_a_simulated_point_says_so_in_every_table() -> None:
+    rows = table_rows(status="simulated", grad_rel_error=None)
+    assert all("simulated" in table for table in pivots(rows).values())
+    console = Console(width=200, record=True)
+    with console.capture() as capture:
+        console.print(terminal_table(rows))
+    assert "simulated" in capture.get()

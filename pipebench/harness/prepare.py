@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from pipebench.config import RunConfig, limit_in_pipelines, num_stages_of
 from pipebench.costs import Profile, stage_activations, stage_costs, transfer_times
-from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.partition import split_by_cost, split_uniformly
 from pipebench.errors import ScheduleError
 from pipebench.schedule.action import Schedule
@@ -24,7 +23,10 @@ class Prepared:
 
 
 def prepare(config: RunConfig, profile: Profile) -> Prepared:
-    """Cut the model and build the schedule; raise ScheduleError when a search finds nothing within its limit."""
+    """Cut the model and build the schedule; `profile` is for the point's own micro-batch size.
+
+    Raise ScheduleError when a search finds nothing within its limit.
+    """
     if config.schedule == ZB_AUTO:
         return _searched(config, profile)
     [num_stages] = num_stages_of(config)
@@ -69,16 +71,15 @@ def _searched(config: RunConfig, profile: Profile) -> Prepared:
 
 
 def _search(config: RunConfig, profile: Profile, counts: list[int]) -> Found:
-    num_samples = micro_batch_sizes(config.batch, config.micro)[0]
-    activations = stage_activations(profile.layers, counts, num_samples)
+    activations = stage_activations(profile.layers, counts)
     return search(
         config.stages,
         config.micro,
         len(counts) // config.stages,
-        stage_costs(profile, counts, num_samples),
+        stage_costs(profile, counts),
         activations,
         limit_bytes(config, activations),
-        transfer_times(profile, counts, num_samples),
+        transfer_times(profile, counts),
         Recompute(config.recompute),
     )
 

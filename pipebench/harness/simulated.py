@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from pipebench.costs import load_profile, stage_activations, stage_costs, transfer_times
+from pipebench.costs import for_samples, load_profile, stage_activations, stage_costs, transfer_times
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.harness.prepare import prepare
 from pipebench.record import RankRecord, Repeat, RunResult, StageMemory
@@ -22,13 +22,12 @@ def simulate_point(result: RunResult) -> RunResult:
     the rows. Raise ConfigError for an unusable profile, ScheduleError where no order keeps the memory limit.
     """
     config = result.config
-    profile = load_profile(config)
+    profile = for_samples(load_profile(config), micro_batch_sizes(config.batch, config.micro)[0])
     prepared = prepare(config, profile)
     counts, schedule = prepared.layers_per_stage, with_optimizer(prepared.schedule)
-    num_samples = micro_batch_sizes(config.batch, config.micro)[0]
-    transfer_s = transfer_times(profile, counts, num_samples)
-    trace = simulate(schedule, stage_costs(profile, counts, num_samples), transfer_s)
-    activations = peak_activation_bytes(schedule, stage_activations(profile.layers, counts, num_samples))
+    transfer_s = transfer_times(profile, counts)
+    trace = simulate(schedule, stage_costs(profile, counts), transfer_s)
+    activations = peak_activation_bytes(schedule, stage_activations(profile.layers, counts))
     times = np.stack([trace.start_s, trace.end_s, trace.delay_s], axis=1)
     bounds = np.cumsum([0, *map(len, schedule.rows)])
     first_layer = np.cumsum([0, *counts])
@@ -62,13 +61,12 @@ def simulate_point(result: RunResult) -> RunResult:
                 phases_s={},
             )
         )
-    scaled = dataclasses.replace(profile.layers)
     return dataclasses.replace(
         result,
         status="simulated",
         message=prepared.message,
         layers_per_stage=counts,
         rows=[[str(action) for action in row] for row in schedule.rows],
-        profile=scaled,
+        profile=profile.layers,
         repeats=[*result.repeats, Repeat(ranks, 0.0)],
     )

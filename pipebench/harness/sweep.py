@@ -15,7 +15,7 @@ from typing import Any
 
 from pipebench import machine
 from pipebench.config import RunConfig, key_of
-from pipebench.costs import Profile
+from pipebench.costs import Profile, load_profile
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ScheduleError
 from pipebench.harness.jobs import MEASURE_LINK, MEASURE_RANK, PROFILE_LAYERS, LinkJob, ProfileJob, RankJob
@@ -67,8 +67,11 @@ class Plan:
 
 
 def plan_sweep(points: Sequence[RunConfig], swept: Sequence[str], name: str) -> Plan:
-    """Number resolved points by their key; equal ones run once."""
+    """Number resolved points by their key; equal ones run once. Raise ConfigError for an unusable profile."""
     distinct = {key_of(point): point for point in points}
+    for point in distinct.values():
+        if point.engine == "simulate":
+            load_profile(point)
     references = {key: _reference(point) for key, point in distinct.items()}
     reference_of = {key: key_of(reference) for key, reference in references.items()}
     missing = {key_of(r): r for r in references.values() if key_of(r) not in distinct}

@@ -11,6 +11,7 @@ LEGEND = {
     "*": "oversubscribed: stages x threads exceed the cores, so its wall clock says nothing about K devices",
     "~": "not steady: step times had not settled when the warm-up ended",
     "unchecked": "measured, but its gradients were not compared with plain PyTorch (gate=off)",
+    "simulated": "played by the simulator with the costs of a profile: nothing ran",
     "wrong": "its gradients differ from plain PyTorch's: not a result",
     "error": "the point failed, see its message",
     "pending": "not run, or not yet",

@@ -1,14 +1,17 @@
-"""Two pictures of a sweep: bubble fraction and throughput against micro-batches, one line per K.
+"""Pictures of a sweep: bubble and throughput against micro-batches, one line per K; and schedules side by side.
 
 Only points whose gradients are right (or were not checked) are drawn. Figures are made without pyplot, so no global
 state is touched; seaborn lends its palette and style.
 """
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from pipebench.report.cells import MIB
 from pipebench.report.grid import K, M, axes_of, groups, values, varying
+from pipebench.report.schedules import compared, schedule_name
 from pipebench.rows import COMPARABLE, Row
 
 if TYPE_CHECKING:
@@ -40,7 +43,55 @@ def throughput_picture(rows: Sequence[Row]) -> bytes | None:
     return _picture(drawn, "Throughput: training samples per second", "samples / s", labels, _throughput)
 
 
+def schedules_picture(rows: Sequence[Row]) -> bytes | None:
+    """Return the PNG of step time and peak memory by schedule, fastest first, or None when there is no such choice."""
+    sets = [ordered for ordered in compared(rows).values() if len(ordered) > 1]
+    if not sets:
+        return None
+    import seaborn
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    sets = sets[:MOST_PANELS]
+    heights = [1.1 + 0.3 * len(ordered) for ordered in sets]
+    palette = seaborn.color_palette("colorblind")
+    with rc_context({"text.parse_math": False}), seaborn.axes_style("ticks", {"font.family": "DejaVu Sans"}):
+        figure = Figure(figsize=(9.5, sum(heights) + 0.6), dpi=_DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(len(sets), 2, squeeze=False, sharey="row", height_ratios=heights)
+        for (time, memory), (title, ordered) in zip(grid, compared(rows).items(), strict=False):
+            _bars(time, [row["step_s"] * 1e3 for row in ordered], palette[0], "{:.4g}")
+            low, high = ([abs(row["step_s"] - row[name]) * 1e3 for row in ordered] for name in _INTERVAL)
+            times = [row["step_s"] * 1e3 for row in ordered]
+            time.errorbar(times, range(len(ordered)), xerr=[low, high], fmt="none", color="black", elinewidth=1.2)
+            _bars(memory, [row["peak_memory_bytes"] / MIB for row in ordered], palette[1], "{:.3g}")
+            time.set_yticks(range(len(ordered)), labels=[schedule_name(row) for row in ordered])
+            time.invert_yaxis()
+            time.set_title(title, fontsize=9.5, loc="left")
+            time.set_xlabel("step, ms (95 % interval)")
+            memory.set_xlabel("peak memory of the largest rank, MiB")
+        figure.suptitle("Schedules, fastest first", x=0.01, ha="left", fontsize=12, fontweight="bold")
+        png = io.BytesIO()
+        figure.savefig(png, format="png")
+    return png.getvalue()
+
+
+_INTERVAL = ("step_ci_low_s", "step_ci_high_s")
+
+
+def _bars(axes: "Axes", lengths: Sequence[float], colour: Colour, text: str) -> None:
+    """Draw a bar per schedule with its number at the root, where no interval crosses it."""
+    import seaborn
+
+    axes.barh(range(len(lengths)), lengths, color=colour, alpha=0.75)
+    for place, length in enumerate(lengths):
+        axes.annotate(text.format(length), (0, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
+    seaborn.despine(ax=axes)
+
+
 FIGURES: dict[str, Callable[[Sequence[Row]], bytes | None]] = {
+    "schedules.png": schedules_picture,
     "bubble.png": bubble_picture,
     "throughput.png": throughput_picture,
 }
@@ -49,7 +100,8 @@ FIGURES: dict[str, Callable[[Sequence[Row]], bytes | None]] = {
 def _bubble(axes: "Axes", rows: Sequence[Row], colour: Colour) -> None:
     micro = [row[M] for row in rows]
     _measured(axes, rows, "bubble_fraction", colour)
-    replayed, bound = ([row[column] for row in rows] for column in ("bubble_replayed", "bubble_bound"))
+    replayed = [row["bubble_replayed"] for row in rows]
+    bound = [math.nan if row["bubble_bound"] is None else row["bubble_bound"] for row in rows]
     axes.plot(micro, replayed, "--", color=colour, linewidth=1.5, marker="_", markersize=8)
     axes.plot(micro, bound, ":", color=colour, linewidth=1.2, marker=".", markersize=4)
 
@@ -76,7 +128,7 @@ def _measured(axes: "Axes", rows: Sequence[Row], column: str, colour: Colour) ->
 
 
 def _picture(rows: Sequence[Row], title: str, unit: str, labels: Sequence[str], draw: Draw) -> bytes | None:
-    if not rows:
+    if not rows or (len(values(rows, M)) == 1 and compared(rows)):  # a line through one point says nothing
         return None
     import seaborn
     from matplotlib import rc_context

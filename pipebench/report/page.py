@@ -7,6 +7,7 @@ from typing import Any
 from pipebench.config import RunConfig, value_at
 from pipebench.report.cells import NOTHING, bubble, digits, escape, mebibytes, milliseconds
 from pipebench.report.grid import K, M, groups, varying
+from pipebench.report.schedules import compared, comparisons
 from pipebench.report.sweep import Sweep, reference_rows, stages_of
 from pipebench.report.tables import legend, markdown, pivots
 from pipebench.rows import COMPARABLE, Row, StageRow
@@ -43,6 +44,13 @@ STAGE_COLUMNS: dict[str, Callable[[StageRow], str]] = {
 """What each column of the per-stage table shows; those that no stage has are left out."""
 
 
+_ALTERNATIVES = {
+    "bubble.png": "bubble against micro-batches",
+    "throughput.png": "throughput against micro-batches",
+    "schedules.png": "step time and peak memory of each schedule, fastest first; the table below has the numbers",
+}
+
+
 def page(sweep: Sweep, rows: Sequence[Row], pictures: Sequence[str]) -> str:
     """Return the whole page; `pictures` are files beside it."""
     parts = [
@@ -50,7 +58,8 @@ def page(sweep: Sweep, rows: Sequence[Row], pictures: Sequence[str]) -> str:
         f"{_counts(rows)} Swept: {_swept(sweep)}.",
         *_failures(rows),
         "## Results",
-        *(f"![{name.removesuffix('.png')} against micro-batches]({name})" for name in pictures),
+        *(f"![{_ALTERNATIVES.get(name, name)}]({name})" for name in pictures),
+        *_schedules(rows),
         *_tables(rows),
         "**Marks.** " + "; ".join(legend(rows)) + ".",
         "## How to read the bubble",
@@ -89,7 +98,16 @@ def _name(row: Row, rows: Sequence[Row]) -> str:
     return f"K={row[K]}, M={row[M]}{others}"
 
 
+def _schedules(rows: Sequence[Row]) -> list[str]:
+    parts = []
+    for title, table in comparisons(rows).items():
+        parts += [f"### Schedules by step time, {escape(title)}", table]
+    return parts
+
+
 def _tables(rows: Sequence[Row]) -> list[str]:
+    if compared(rows) and all(len(members) == 1 for members in groups(rows).values()):
+        return []  # a table of one cell for each schedule would only repeat the comparison
     parts = []
     for title, members in groups(rows).items():
         parts += [f"### {escape(title)}"] if title else []

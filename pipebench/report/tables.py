@@ -67,8 +67,8 @@ def _marked(row: Row, cell: Callable[[Row], str]) -> str:
     """Return the cell with its marks; a point without a result shows its status instead of a number."""
     if row["status"] not in COMPARABLE:
         return f"**{row['status']}**"
-    unchecked = " unchecked" if row["status"] == "unchecked" else ""
-    return cell(row) + marks(row).replace("*", "\\*") + unchecked
+    kind = f" {row['status']}" if row["status"] in ("unchecked", "simulated") else ""
+    return cell(row) + marks(row).replace("*", "\\*") + kind
 
 
 def legend(rows: Sequence[Row]) -> list[str]:

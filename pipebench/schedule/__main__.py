@@ -143,9 +143,14 @@ def _schedule(name: str, names: Sequence[str], arguments: Namespace) -> Schedule
     if arguments.num_micro_batches is None and is_file(name):
         return with_recompute(load_csv(Path(name)), recompute)
     _refuse_without_sizes(name, arguments)
-    has_choice = name not in SCHEDULES or SCHEDULES[name].least_chunks != SCHEDULES[name].most_chunks
-    chunks = arguments.chunks if has_choice or len(names) == 1 else None
+    nobody_takes_it = not any(map(_takes_chunks, names))  # then it is for the schedule to refuse
+    chunks = arguments.chunks if nobody_takes_it or _takes_chunks(name) else None
     return with_recompute(build(name, arguments.num_ranks, arguments.num_micro_batches, chunks), recompute)
+
+
+def _takes_chunks(name: str) -> bool:
+    recipe = SCHEDULES.get(name)
+    return name == ZB_AUTO or (recipe is not None and recipe.least_chunks != recipe.most_chunks)
 
 
 def _refuse_without_sizes(name: str, arguments: Namespace) -> None:
@@ -216,7 +221,8 @@ def _lines(study: Study, transfer_s: float) -> list[str]:
 def _bound_in_words(study: Study, transfer_s: float) -> str:
     if study.bound is None:
         return "no closed form at these sizes and costs"
-    words = "the fill alone" if study.found else "closed form"
+    exact = transfer_s > 0 or math.isclose(study.bound, bubble_fraction(study.trace), abs_tol=1e-9)
+    words = "the fill alone" if study.found else "closed form" if exact else "at least"
     return f"{words} {study.bound:.4f}{' with free transfers' if transfer_s else ''}"
 
 

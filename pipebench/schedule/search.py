@@ -15,15 +15,14 @@ from itertools import product
 import numpy as np
 
 from pipebench.errors import ScheduleError
-from pipebench.schedule.action import Action, Op, Row, Schedule
+from pipebench.schedule.action import WAITS, Action, Op, Row, Schedule
 from pipebench.schedule.builders import SCHEDULES, Recompute, with_recompute
-from pipebench.schedule.catalogue import build
+from pipebench.schedule.catalogue import ZB_AUTO, build
 from pipebench.schedule.memory import StageActivations, peak_activation_bytes
 from pipebench.schedule.simulate import Costs, simulate
 from pipebench.schedule.v_shaped import rank_of
 from pipebench.trace import Trace
 
-NAME = "zb_auto"
 SHARES = (0.0, 0.3, 1.0)
 """Which parts of an action's seconds the variants would rather wait than start it."""
 
@@ -52,7 +51,7 @@ def search(
     costs: Costs,
     activations: Sequence[StageActivations],
     limit_bytes: float,
-    transfer_s: float = 0.0,
+    transfer_s: float | Sequence[float] = 0.0,
     recompute: Recompute = Recompute.NEVER,
     objective: Callable[[Trace], float] = makespan,
 ) -> Found:
@@ -72,13 +71,13 @@ def search(
     if not fitting:
         leanest = min(known + ours, key=lambda judged: judged.peak_bytes)
         raise ScheduleError(
-            f"schedule {NAME}: memory limit {_mib(limit_bytes)} MiB a rank: "
+            f"schedule {ZB_AUTO}: memory limit {_mib(limit_bytes)} MiB a rank: "
             f"expected at least {_mib(leanest.peak_bytes, up=True)} MiB, what {leanest.schedule.name} takes"
         )
     best = min(fitting, key=_merit)
-    best_known = min((judged for judged in known if judged in fitting), key=_merit, default=None)
+    best_known = min((judged for judged in known if _within(judged.peak_bytes, limit_bytes)), key=_merit, default=None)
     return Found(
-        Schedule(NAME, best.schedule.rows),
+        Schedule(ZB_AUTO, best.schedule.rows),
         best.objective_s,
         best_known.schedule.name if best_known else "",
         best_known.objective_s if best_known else math.inf,
@@ -118,7 +117,7 @@ class _Task:
     costs: Costs
     activations: tuple[StageActivations, ...]
     limit_bytes: float
-    transfer_s: float
+    transfer_s: float | Sequence[float]
     recompute: Recompute
 
     @property
@@ -132,9 +131,8 @@ class _Task:
         return [stage for stage in range(self.num_stages) if self.rank_of(stage) == rank]
 
     def recomputes(self, micro_batch: int) -> bool:
-        return micro_batch < self.num_micro_batches - (self.recompute == Recompute.EXCEPT_LAST) and (
-            self.recompute != Recompute.NEVER
-        )
+        last = micro_batch == self.num_micro_batches - 1
+        return self.recompute == Recompute.ALWAYS or (self.recompute == Recompute.EXCEPT_LAST and not last)
 
 
 def _hand_written(task: _Task) -> Iterator[Schedule]:
@@ -148,12 +146,12 @@ def _candidates(task: _Task) -> Iterator[Schedule]:
     worthwhile = [s for s in range(task.num_stages) if task.costs[s, B] < task.costs[s, I] + task.costs[s, W]]
     seen = set()
     for rows in _orders(task):
-        schedule = Schedule(NAME, rows)
+        schedule = Schedule(ZB_AUTO, rows)
         if schedule.rows not in seen:
             seen.add(schedule.rows)
             yield schedule
             if worthwhile:
-                yield Schedule(NAME, [_fused(row, worthwhile) for row in schedule.rows])
+                yield Schedule(ZB_AUTO, [_fused(row, worthwhile) for row in schedule.rows])
     yield Schedule("one micro-batch at a time", [_one_at_a_time(task, rank) for rank in range(task.num_ranks)])
 
 
@@ -161,9 +159,15 @@ def _orders(task: _Task) -> Iterator[Sequence[Sequence[Action]]]:
     if task.chunks == 1:
         for rounds in product((False, True), repeat=3):
             yield from _by_rounds(task, _Rounds(*rounds))
-    which_first = product((False, True), repeat=2) if task.chunks == 2 else [(True, True)]
-    for forward_share, weight_share, first in product(SHARES, SHARES, which_first):
-        yield from _by_events(task, _by_habits(_Habits(forward_share, weight_share, *first)))
+    either, settled = (False, True), (False,)
+    for habits in product(
+        SHARES,
+        SHARES,
+        either if task.chunks == 2 else settled,
+        either if task.chunks == 2 else settled,
+        either if task.recompute != Recompute.NEVER else settled,
+    ):
+        yield from _by_events(task, _by_habits(_Habits(*habits)))
     for schedule, weight_share in product(_plans(task), SHARES):
         yield from _by_events(task, _by_plan(schedule, weight_share))
 
@@ -222,9 +226,37 @@ class _Board:
         self.held = [0.0 for _ in ranks]
         self.rows: list[list[Action]] = [[] for _ in ranks]
         self.pending: list[deque[tuple[int, int]]] = [deque() for _ in ranks]
+        self.hop_s: list[float] = np.broadcast_to(np.asarray(task.transfer_s, dtype=np.float64), len(stages)).tolist()
         self.ends: dict[Op, list[list[float]]] = {op: [[] for _ in stages] for op in (F, I)}
+        self.inputs = {(op, stage): self._inputs(op, stage) for op in (F, I) for stage in stages}
         self.seconds = {op: [task.costs[stage, op] for stage in stages] for op in (F, I, W, Op.RECOMPUTE)}
-        self.again = [task.recomputes(m) for m in range(task.num_micro_batches + 1)]
+        self.again = [task.recomputes(m) for m in range(task.num_micro_batches + 1)]  # one more: asked after the last
+        self.spare = [self._spare(stage) for stage in stages]
+
+    def _inputs(self, op: Op, stage: int) -> list[tuple[list[float], float]]:
+        """Return the ends of what the actions of (op, stage) wait for, each with the seconds it then travels."""
+        inputs = []
+        for wait in WAITS[op]:
+            near = stage + wait.stage_offset
+            if 0 <= near < len(self.rank):
+                source = next(other for other in wait.ops if other in self.ends)
+                crosses = self.rank[near] != self.rank[stage]
+                inputs.append((self.ends[source][near], self.hop_s[max(near, stage)] if crosses else 0.0))
+        return inputs
+
+    def _spare(self, stage: int) -> float:
+        """Return the bytes a forward must leave free, so that the oldest micro-batch always finds room to go on.
+
+        That is what a gradient takes while it runs, and on a V's first half a forward of the rank's other stage.
+        """
+        kept = [self.task.activations[own] for own in self.stages[self.rank[stage]]]
+        recomputing = self.task.recompute != Recompute.NEVER
+        gradient = max(
+            max(one.full_bytes - one.input_bytes if recomputing else 0.0, one.weight_bytes - one.full_bytes)
+            for one in kept
+        )
+        other_forward = kept[-1].full_bytes if len(kept) == 2 and stage < self.task.num_ranks else 0.0
+        return gradient + other_forward
 
     def count(self, op: Op, stage: int) -> int:
         return len(self.ends[op][stage])
@@ -234,14 +266,17 @@ class _Board:
         m = self.count(op, stage)
         if m == self.task.num_micro_batches:
             return math.inf
-        before = stage - 1 if op == F else stage + 1
-        own_s = 0.0 if op == F else self.ends[F][stage][m] if m < self.count(F, stage) else math.inf
-        if not 0 <= before < len(self.rank):
-            return own_s
-        if m >= self.count(op, before):
-            return math.inf
-        hop_s = self.task.transfer_s if self.rank[before] != self.rank[stage] else 0.0
-        return max(own_s, self.ends[op][before][m] + hop_s)
+        return max(
+            (ends[m] + hop_s if m < len(ends) else math.inf for ends, hop_s in self.inputs[op, stage]), default=0.0
+        )
+
+    def again_s(self, op: Op, stage: int) -> float:
+        """Return the seconds of the recompute that comes before the next action of (op, stage)."""
+        return self.seconds[Op.RECOMPUTE][stage] if op == I and self.again[self.count(op, stage)] else 0.0
+
+    def ready_s(self, op: Op, stage: int) -> float:
+        """Return from when on the next action of (op, stage), its recompute first, would not have to wait."""
+        return self.arrival_s(op, stage) - self.again_s(op, stage)
 
     def changes(self, op: Op, stage: int) -> tuple[float, float]:
         """Return how many more bytes the next action of (op, stage) keeps while it runs, and after it."""
@@ -257,34 +292,22 @@ class _Board:
         during, _ = self.changes(op, stage)
         return _within(self.held[self.rank[stage]] + during + spare, self.task.limit_bytes)
 
-    def spare(self, stage: int) -> float:
-        """Return the bytes a forward must leave free, so that the oldest micro-batch always finds room to go on.
-
-        That is what a gradient takes while it runs, and on a V's first half a forward of the rank's other stage.
-        """
-        kept = [self.task.activations[own] for own in self.stages[self.rank[stage]]]
-        recomputing = self.task.recompute != Recompute.NEVER
-        gradient = max(
-            max(one.full_bytes - one.input_bytes if recomputing else 0.0, one.weight_bytes - one.full_bytes)
-            for one in kept
-        )
-        other_forward = kept[-1].full_bytes if len(kept) == 2 and stage < self.task.num_ranks else 0.0
-        return gradient + other_forward
-
     def run(self, op: Op, stage: int) -> None:
         """Append the next F or I of a stage, with its recompute where there is one."""
-        rank, m = self.rank[stage], self.count(op, stage)
-        ready_s = self.clock_s[rank]
-        if op == I and self.again[m]:
-            ready_s += self.seconds[Op.RECOMPUTE][stage]
-        start_s = max(ready_s, self.arrival_s(op, stage))
-        self.wait(rank, start_s - ready_s)
+        rank = self.rank[stage]
+        wait_s = max(0.0, self.ready_s(op, stage) - self.clock_s[rank])
+        if self.rows[rank]:  # what passes before its first action is no idle time of a rank's own
+            self.idle_s[rank] += wait_s
+        self.clock_s[rank] += wait_s + self.again_s(op, stage) + self.seconds[op][stage]
         self.held[rank] += self.changes(op, stage)[1]
-        self.clock_s[rank] = start_s + self.seconds[op][stage]
-        self.ends[op][stage].append(self.clock_s[rank])
-        self.rows[rank].append(Action(op, stage, m))
+        self.rows[rank].append(Action(op, stage, self.count(op, stage)))
         if op == I:
-            self.pending[rank].append((stage, m))
+            self.pending[rank].append((stage, self.count(op, stage)))
+        self.ends[op][stage].append(self.clock_s[rank])
+
+    def next_weight_s(self, rank: int) -> float:
+        stage, _ = self.pending[rank][0]
+        return self.seconds[W][stage]
 
     def run_weight(self, rank: int) -> None:
         """Append the oldest pending weight gradient."""
@@ -292,11 +315,6 @@ class _Board:
         self.clock_s[rank] += self.seconds[W][stage]
         self.held[rank] -= self.task.activations[stage].weight_bytes
         self.rows[rank].append(Action(W, stage, m))
-
-    def wait(self, rank: int, seconds: float) -> None:
-        """Let the rank idle; what passes before its first action is no idle time of its own."""
-        if self.rows[rank]:
-            self.idle_s[rank] += seconds
 
     def allowance_s(self, rank: int) -> float:
         """Return how long the rank may idle before it becomes the one that idles most."""
@@ -356,10 +374,10 @@ def _warm_up(board: _Board, rules: _Rounds) -> list[int]:
     for stage in reversed(range(num_stages)):
         forward_s, clock_s = board.seconds[F][stage], board.clock_s[stage]
         per_forward = board.changes(F, stage)[0]
-        arrival_s = back_s + task.transfer_s
+        arrival_s = back_s + (board.hop_s[stage + 1] if stage + 1 < num_stages else 0.0)
         while (
             board.count(F, stage) + more[stage] < task.num_micro_batches
-            and board.fits(F, stage, board.spare(stage) + more[stage] * per_forward)
+            and board.fits(F, stage, board.spare[stage] + more[stage] * per_forward)
             and (clock_s < arrival_s if rules.overrun else clock_s + forward_s <= arrival_s)
         ):
             more[stage] += 1
@@ -390,7 +408,7 @@ def _better_held_back(board: _Board, stage: int) -> bool:
     if following == board.task.num_stages or board.count(F, stage) < board.count(F, following) + 2:
         return False
     gradient_s = (
-        board.clock_s[following] + board.seconds[F][following] + board.seconds[I][following] + board.task.transfer_s
+        board.clock_s[following] + board.seconds[F][following] + board.seconds[I][following] + board.hop_s[following]
     )
     clock_s = board.clock_s[stage]
     freed = board.task.activations[stage].weight_bytes
@@ -405,7 +423,7 @@ def _better_held_back(board: _Board, stage: int) -> bool:
 
 def _make_room(board: _Board, op: Op, stage: int) -> bool:
     rank = board.rank[stage]
-    spare = board.spare(stage) if op == F else 0.0
+    spare = board.spare[stage] if op == F else 0.0
     while not board.fits(op, stage, spare):
         if not board.pending[rank]:
             return False
@@ -415,11 +433,10 @@ def _make_room(board: _Board, op: Op, stage: int) -> bool:
 
 def _fill_wait(board: _Board, op: Op, stage: int, rules: _Rounds) -> None:
     """Run weight gradients until the input is there, and one that ends later where the rest of the wait would count."""
-    rank, arrival_s = board.rank[stage], board.arrival_s(op, stage)
-    weight_s = board.seconds[W][stage]
-    while board.pending[rank] and board.clock_s[rank] + weight_s <= arrival_s:
+    rank, ready_s = board.rank[stage], board.ready_s(op, stage)
+    while board.pending[rank] and board.clock_s[rank] + board.next_weight_s(rank) <= ready_s:
         board.run_weight(rank)
-    wait_s = arrival_s - board.clock_s[rank]
+    wait_s = ready_s - board.clock_s[rank]
     if board.pending[rank] and wait_s > 0 and (rules.always_fill or wait_s > board.allowance_s(rank)):
         board.run_weight(rank)
 
@@ -434,40 +451,46 @@ class _Habits:
     """Variants of deciding when a rank becomes free.
 
     A forward (a weight gradient) starts only if the next gradient (the next action that has room) is known to arrive
-    no sooner than this share of its seconds from now. The last two say which of two stages that are ready goes first.
+    no sooner than this share of its seconds from now. `later_...`: of two stages that are ready the later one goes
+    first. `early_recompute`: a recompute starts before its gradient is there, so as to end when it arrives.
     """
 
     forward_share: float
     weight_share: float
     later_forward_first: bool
     later_gradient_first: bool
+    early_recompute: bool
 
 
-Decide = Callable[[_Board, int], bool]
-"""Run one action on a rank, or let it wait for the next known arrival; False where none is known."""
+Decide = Callable[[_Board, int], float]
+"""Run one action on a rank that is free, and return when to look again: inf where nothing to come is known."""
 
 
 def _by_events(task: _Task, decide: Decide) -> Iterator[list[list[Action]]]:
-    """Yield the order that comes of each rank deciding whenever it becomes free; nothing if stuck.
+    """Yield the order that comes of each rank deciding when it is free and something may have come; nothing if stuck.
 
-    A rank that knows of nothing to come waits until a neighbour has run something.
+    A rank that waits is asked again when a neighbour has finished something.
     """
     board = _Board(task)
     neighbours = [
-        sorted({board.rank[near] for stage in own for near in (stage - 1, stage + 1) if 0 <= near < task.num_stages})
-        for own in board.stages
+        {board.rank[near] for stage in own for near in (stage - 1, stage + 1) if 0 <= near < task.num_stages} - {rank}
+        for rank, own in enumerate(board.stages)
     ]
     agenda = [(0.0, rank) for rank in range(task.num_ranks)]
-    parked: set[int] = set()
+    waits_until_s = [0.0] * task.num_ranks
     while agenda:
-        _, rank = heapq.heappop(agenda)
-        if decide(board, rank):
-            heapq.heappush(agenda, (board.clock_s[rank], rank))
-            for other in [near for near in neighbours[rank] if near in parked]:
-                parked.remove(other)
-                heapq.heappush(agenda, (board.clock_s[other], other))
-        else:
-            parked.add(rank)
+        now_s, rank = heapq.heappop(agenda)
+        if now_s < board.clock_s[rank]:
+            continue  # it was asked before, and is busy now
+        num_run = len(board.rows[rank])
+        board.clock_s[rank] = now_s
+        waits_until_s[rank] = decide(board, rank)
+        if waits_until_s[rank] < math.inf:
+            heapq.heappush(agenda, (waits_until_s[rank], rank))
+        if len(board.rows[rank]) > num_run:
+            for other in neighbours[rank]:
+                if waits_until_s[other] > board.clock_s[rank]:
+                    heapq.heappush(agenda, (board.clock_s[rank], other))
     if sum(map(len, board.rows)) == 3 * task.num_stages * task.num_micro_batches:
         yield board.rows
 
@@ -475,21 +498,20 @@ def _by_events(task: _Task, decide: Decide) -> Iterator[list[list[Action]]]:
 def _by_habits(habits: _Habits) -> Decide:
     """Return the decision for a gradient, else a forward, else a weight gradient."""
 
-    def decide(board: _Board, rank: int) -> bool:
+    def decide(board: _Board, rank: int) -> float:
         now_s, stages = board.clock_s[rank], board.stages[rank]
-        gradients = {stage: board.arrival_s(I, stage) for stage in stages if board.fits(I, stage)}
-        forwards = {stage: board.arrival_s(F, stage) for stage in stages if board.fits(F, stage, board.spare(stage))}
-        gradient_s, forward_s = (min(arrivals.values(), default=math.inf) for arrivals in (gradients, forwards))
+        ready_s = board.ready_s if habits.early_recompute else board.arrival_s
+        gradients = {stage: ready_s(I, stage) for stage in stages if board.fits(I, stage)}
+        forwards = {stage: ready_s(F, stage) for stage in stages if board.fits(F, stage, board.spare[stage])}
+        gradient_s, forward_s = (min(each.values(), default=math.inf) for each in (gradients, forwards))
         if gradient_s <= now_s:
-            ready = [stage for stage, arrival_s in gradients.items() if arrival_s <= now_s]
-            board.run(I, max(ready) if habits.later_gradient_first else min(ready))
-            return True
+            ready = [stage for stage, from_s in gradients.items() if from_s <= now_s]
+            return _run(board, I, max(ready) if habits.later_gradient_first else min(ready))
         if forward_s <= now_s:
-            ready = [stage for stage, arrival_s in forwards.items() if arrival_s <= now_s]
+            ready = [stage for stage, from_s in forwards.items() if from_s <= now_s]
             stage = max(ready) if habits.later_forward_first else min(ready)
             if gradient_s >= now_s + habits.forward_share * board.seconds[F][stage]:
-                board.run(F, stage)
-                return True
+                return _run(board, F, stage)
             forward_s = math.inf
         lacks_room = len(gradients) + len(forwards) < 2 * len(stages)
         return _weight_or_wait(board, rank, min(gradient_s, forward_s), lacks_room, habits.weight_share)
@@ -501,29 +523,27 @@ def _by_plan(schedule: Schedule, weight_share: float) -> Decide:
     """Return the decision that keeps a schedule's order of forwards and gradients and deals out the W anew."""
     plans = [deque((F if a.op == F else I, a.stage) for a in row if a.op != W) for row in schedule.rows]
 
-    def decide(board: _Board, rank: int) -> bool:
+    def decide(board: _Board, rank: int) -> float:
         if not plans[rank]:
             return _weight_or_wait(board, rank, math.inf, False, weight_share)
         op, stage = plans[rank][0]
-        fits, arrival_s = board.fits(op, stage), board.arrival_s(op, stage)
-        if fits and arrival_s <= board.clock_s[rank]:
-            board.run(op, stage)
+        fits, ready_s = board.fits(op, stage), board.ready_s(op, stage)
+        if fits and ready_s <= board.clock_s[rank]:
             plans[rank].popleft()
-            return True
-        return _weight_or_wait(board, rank, arrival_s if fits else math.inf, not fits, weight_share)
+            return _run(board, op, stage)
+        return _weight_or_wait(board, rank, ready_s if fits else math.inf, not fits, weight_share)
 
     return decide
 
 
-def _weight_or_wait(board: _Board, rank: int, next_s: float, lacks_room: bool, weight_share: float) -> bool:
+def _run(board: _Board, op: Op, stage: int) -> float:
+    board.run(op, stage)
+    return board.clock_s[board.rank[stage]]
+
+
+def _weight_or_wait(board: _Board, rank: int, next_s: float, lacks_room: bool, weight_share: float) -> float:
     now_s = board.clock_s[rank]
-    if board.pending[rank]:
-        weight_s = board.seconds[W][board.pending[rank][0][0]]
-        if lacks_room or next_s >= now_s + weight_share * weight_s:
-            board.run_weight(rank)
-            return True
-    if next_s == math.inf:
-        return False
-    board.wait(rank, next_s - now_s)
-    board.clock_s[rank] = next_s
-    return True
+    if board.pending[rank] and (lacks_room or next_s >= now_s + weight_share * board.next_weight_s(rank)):
+        board.run_weight(rank)
+        return board.clock_s[rank]
+    return next_s

@@ -16,10 +16,12 @@ from pipebench.schedule.builders import schedule
 from pipebench.schedule.simulate import play
 
 F, I, W = Op.FORWARD, Op.INPUT_GRADIENT, Op.WEIGHT_GRADIENT  # noqa: E741
-_CODE = {F: 1, I: 2, W: 3}
 
 Slots = dict[Op, NDArray[np.int64]]
 """By op, the slot in which each stage runs each micro-batch: one line per stage."""
+
+_CODE = {F: 1, I: 2, W: 3}
+"""What a slot of a `_Lane` holds; 0 where it is free."""
 
 INTERVAL = 6
 """Slots from one micro-batch to the next: F, I and W of two stages."""
@@ -182,7 +184,9 @@ class _Lane:
 
 def _squeeze(slots: Slots) -> Slots:
     """Return the slots of F and I when each pass runs as soon as its rank is free and what it waits for is done."""
-    planned = Schedule("planned", _rows({W: _weights_between(slots, oldest_first=True)} | slots))
+    if W not in slots:
+        slots = slots | {W: _weights_between(slots, oldest_first=True)}
+    planned = Schedule("planned", _rows(slots))
     start = play(planned, np.ones(planned.num_actions)).start_s.astype(np.int64)
     return {op: start[planned.place[op]] for op in (F, I)}
 

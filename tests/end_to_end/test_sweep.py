@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from pipebench.compose import EXPERIMENTS_DIR
+from pipebench.schedule.builders import SCHEDULES
+from pipebench.schedule.catalogue import ZB_AUTO
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["model.layers=2", "model.width=32", "model.feed_forward=64", "model.sequence=16", "batch=6"]
@@ -164,12 +166,14 @@ def test_nothing_is_left_behind(sweep: tuple[Path, subprocess.CompletedProcess[s
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXPERIMENTS_DIR.glob("*.yaml")))
 def test_every_experiment_runs_with_two_steps(name: str, tmp_path: Path) -> None:
     smaller = {
+        "schedules": ["model.layers=3", *SMALL[1:], "micro=4"],
         "bubble_vs_bound": ["model.forward_s=0.0001", "model.backward_s=0.0002", "batch=4"],
         "mlp": ["batch=32", "model.layers=4"],
     }
     overrides = smaller.get(name, SMALL)
     done = run(
-        "-m", f"experiment={name}", "stages=2", "micro=2,4", "steps=2", "warmup=1", *overrides, "wandb.mode=disabled",
+        "-m", f"experiment={name}", "stages=2", "micro=2,4", "steps=2", "warmup=1", "repeats=1", *overrides,
+        "wandb.mode=disabled",
         folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -254,3 +258,95 @@ def test_gate_off_marks_the_row_unchecked(tmp_path: Path) -> None:
     assert row["grad_rel_error"] == ""
     assert "unchecked" in done.stdout
     assert "unchecked" in (results / "report.md").read_text()
+
+
+HAND_WRITTEN = """0F0,0F1,,0F2,0I0,0W0,0F3,0I1,0I2,0B3,0W2,0W1
+,1F0,1B0,1F1,1I1,1F2,1B2,1F3,1B3,1W1
+"""
+
+
+@pytest.fixture(scope="module")
+def schedules(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Every schedule once in real processes, a hand-written one among them."""
+    folder = tmp_path_factory.mktemp("schedules")
+    (folder / "mine.csv").write_text(HAND_WRITTEN)
+    names = ",".join([*SCHEDULES, ZB_AUTO, "mine.csv"])
+    done = run(
+        "-m", f"schedule={names}", "stages=2", "micro=4", *SMALL, "steps=2", "warmup=1", "wandb.mode=disabled",
+        folder=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [results] = (folder / "results").iterdir()
+    return results, done
+
+
+def test_every_schedule_runs_in_real_processes_with_right_gradients(
+    schedules: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    rows = rows_of(schedules[0])
+    assert [row["schedule"] for row in rows] == [*SCHEDULES, ZB_AUTO, "mine.csv"]
+    for row in rows:
+        assert row["status"] == "ok"
+        assert float(row["grad_rel_error"]) < 1e-5
+        assert float(row["loss_last"]) == pytest.approx(float(rows[0]["loss_last"]), rel=1e-5)
+        assert (row["bubble_bound"] == "") == (row["schedule"] in ("v_half", "v_min", "mine.csv"))  # K=2 is too small
+    by_name = {row["schedule"]: row for row in rows}
+    assert by_name["zb_v"]["chunks"] == by_name["interleaved"]["chunks"] == "2"
+    assert by_name["gpipe"]["chunks"] == by_name["mine.csv"]["chunks"] == "1"
+    assert "predicts" in by_name["zb_auto"]["message"]
+
+
+def test_the_report_orders_schedules_by_step_time(
+    schedules: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    results, _ = schedules
+    page = (results / "report.md").read_text()
+    table = page[page.index("### Schedules by step time") :].splitlines()[4:]
+    order = [line.split("|")[1].strip().rstrip("~\\*") for line in table[: len(SCHEDULES) + 2]]
+    fastest_first = sorted(rows_of(results), key=lambda row: float(row["step_s"]))
+    assert order == [row["schedule"].replace("_", "_") for row in fastest_first]
+    assert (results / "schedules.png").stat().st_size > 10_000
+
+
+def test_a_measured_point_is_the_profile_of_simulated_ones(
+    schedules: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    results, _ = schedules
+    key = next(row["key"] for row in rows_of(results) if row["schedule"] == "zb_h1")
+    done = run(
+        "-m", "engine=simulate", f"profile={results / 'runs' / key / 'result.json'}", "stages=2,4",
+        "micro=4", "schedule=gpipe,zb_h1,zb_auto", *SMALL, "wandb.mode=offline", folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("simulated") >= 6
+    [simulated] = (tmp_path / "results").iterdir()
+    rows = rows_of(simulated)
+    assert [(row["status"], row["simulated"]) for row in rows] == [("simulated", "True")] * 6
+    assert "simulated" in (simulated / "report.md").read_text()
+    for row in rows:
+        assert float(row["bubble_fraction"]) == pytest.approx(float(row["bubble_replayed"]))
+    assert len(list((simulated / "wandb").glob("offline-run-*"))) == 7  # and the one device's
+
+
+def test_a_schedule_file_that_cannot_proceed_is_refused_with_its_grid(tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1B1,1F1\n")
+    done = run("schedule=bad.csv", "micro=2", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "ScheduleError: schedule bad.csv cannot proceed: rank 0 at 0B1 waits for 1B1, rank 1 at 1B1 waits for 1F1",
+        "> rank 0 |  0F0  0F1  0B0 [0B1]",
+        "> rank 1 |  1F0  1B0 [1B1] 1F1 ",
+    ]
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_memory_limit_that_nothing_keeps_is_an_error_row_with_what_is_needed(tmp_path: Path) -> None:
+    done = run(
+        "schedule=zb_auto", "memory_limit=0.0001", "micro=4", "model=synthetic", "engine=simulate",
+        "wandb.mode=disabled", folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    [results] = (tmp_path / "results").iterdir()
+    [row] = rows_of(results)
+    assert row["status"] == "error"
+    assert "memory limit" in row["message"]

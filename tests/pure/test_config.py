@@ -14,8 +14,10 @@ import pytest
 
 from pipebench.compose import compose_grid
 from pipebench.config import RunConfig, key_of, resolve, value_at
-from pipebench.errors import ConfigError
+from pipebench.errors import ConfigError, ScheduleError
 from pipebench.machine import Machine
+from pipebench.schedule.builders import SCHEDULES
+from pipebench.schedule.catalogue import ZB_AUTO
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO_CORES = Machine(num_cores=2, num_gpus=0)
@@ -48,6 +50,7 @@ def changed(config: RunConfig, **values: Any) -> RunConfig:
     return result
 
 
+SCHEDULE_NAMES = ", ".join([*SCHEDULES, ZB_AUTO])
 MODELS = "gpt2_small, mlp, mlp_classifier, synthetic, transformer, transformer_l"
 
 
@@ -63,7 +66,7 @@ MODELS = "gpt2_small, mlp, mlp_classifier, synthetic, transformer, transformer_l
         ("~stages", "~stages: expected KEY=VALUE; a key cannot be taken away"),
         ("stages", "stages: cannot be read: expected KEY=VALUE"),
         # names
-        ("schedule=gpip", "schedule=gpip: expected one of gpipe, naive, 1f1b (did you mean 'gpipe'?)"),
+        ("schedule=gpip", f"schedule=gpip: expected one of {SCHEDULE_NAMES}, a .csv file (did you mean 'gpipe'?)"),
         ("recompute=true", "recompute=True: expected one of never, except_last, always"),
         ("model=mlpp", f"model=mlpp: expected one of {MODELS} (did you mean 'mlp'?)"),
         ("optimizer=sgdd", "optimizer=sgdd: expected one of adam, adamw, sgd (did you mean 'sgd'?)"),
@@ -80,7 +83,7 @@ MODELS = "gpt2_small, mlp, mlp_classifier, synthetic, transformer, transformer_l
         ("stages=0", "stages=0: expected a whole number of at least 1"),
         (
             "partition=[9,8]",
-            "partition=[9, 8]: expected 2 counts (stages) that add up to 18, the layers of model=transformer",
+            "partition=[9, 8]: expected 2 counts (stages x chunks) that add up to 18, the layers of model=transformer",
         ),
         ("threads=1.5", "threads=1.5: expected auto or a whole number of at least 1"),
         ("optimizer.lr=nan", "optimizer.lr=nan: expected a number above 0"),
@@ -104,7 +107,7 @@ def test_a_bad_command_line_is_answered_in_one_line(command_line: str, message: 
 
 
 AT_LEAST_1 = "a whole number of at least 1"
-COUNTS_OF_18 = "2 counts (stages) that add up to 18, the layers of model=transformer"
+COUNTS_OF_18 = "2 counts (stages x chunks) that add up to 18, the layers of model=transformer"
 LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of at least 1"
 
 
@@ -112,7 +115,7 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
     ("model", "values", "message"),
     [
         # names
-        ("transformer", {"engine": "deepspeed"}, "engine=deepspeed: expected one of pipebench, torch"),
+        ("transformer", {"engine": "deepspeed"}, "engine=deepspeed: expected one of pipebench, torch, simulate"),
         ("transformer", {"precision": "fp16"}, "precision=fp16: expected one of fp32, bf16 (did you mean 'bf16'?)"),
         ("transformer", {"device": "tpu"}, "device=tpu: expected one of auto, cpu, cuda (did you mean 'cpu'?)"),
         ("transformer", {"gate": "maybe"}, "gate=maybe: expected one of on, off"),
@@ -153,10 +156,42 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
         ),
         ("synthetic", {"model__forward_s": -1.0}, "model.forward_s=-1.0: expected seconds from 0 to 60"),
         ("synthetic", {"model__backward_s": 60.0}, "model.backward_s=60.0: expected seconds from 0 to 60"),
+        ("synthetic", {"model__weight_share": 1.5}, "model.weight_share=1.5: expected a number from 0 to 1"),
         ("synthetic", {"model__imbalance": -1.0}, "model.imbalance=-1.0: expected a number of at least 0"),
         ("transformer", {"threads": 0}, "threads=0: expected auto or a whole number of at least 1"),
         ("transformer", {"threads": "two"}, "threads=two: expected auto or a whole number of at least 1"),
+        ("transformer", {"chunks": 0}, "chunks=0: expected auto or a whole number of at least 1"),
+        ("transformer", {"chunks": "two"}, "chunks=two: expected auto or a whole number of at least 1"),
+        (
+            "transformer",
+            {"schedule": "zb_auto", "memory_limit": "-1p"},
+            "memory_limit=-1p: expected auto, MiB of activations a rank, or 2p for twice what 1F1B's first rank holds",
+        ),
         # what does not fit together
+        ("transformer", {"chunks": 2}, "chunks=2: expected 1 with schedule=gpipe"),
+        ("transformer", {"schedule": "zb_v", "chunks": 1}, "chunks=1: expected 2 with schedule=zb_v"),
+        ("transformer", {"schedule": "zb_auto", "chunks": 3}, "chunks=3: expected auto, 1 or 2 with schedule=zb_auto"),
+        (
+            "transformer",
+            {"schedule": "interleaved", "chunks": 10},
+            "chunks=10: expected stages x chunks of at most 18, the layers of model=transformer; it is 20",
+        ),
+        (
+            "transformer",
+            {"memory_limit": "2p"},
+            "memory_limit=2p: expected auto with schedule=gpipe: only zb_auto keeps a limit",
+        ),
+        (
+            "transformer",
+            {"engine": "simulate"},
+            "profile=null: expected a result.json of a real run, or a YAML of costs, with engine=simulate",
+        ),
+        ("transformer", {"engine": "simulate", "profile": "no"}, "profile=no: expected a file that exists"),
+        (
+            "transformer",
+            {"profile": "README.md"},
+            "profile=README.md: expected null with engine=pipebench: only engine=simulate reads costs",
+        ),
         ("transformer", {"stages": 19}, "stages=19: expected at most 18, the layers of model=transformer"),
         ("mlp", {"stages": 19}, "stages=19: expected at most 18, the layers of model=mlp"),
         ("synthetic", {"stages": 9}, "stages=9: expected at most 8, the layers of model=synthetic"),
@@ -289,7 +324,7 @@ def test_a_point_keeps_its_key() -> None:
     "difference",
     [
         {"stages": 3}, {"micro": 4}, {"schedule": "1f1b"}, {"recompute": "always"}, {"partition": "uniform"},
-        {"partition": [9, 9]}, {"batch": 16}, {"seed": 1}, {"model__width": 64}, {"optimizer__name": "sgd"},
+        {"partition": [9, 9]}, {"batch": 16}, {"seed": 1}, {"model__width": 64}, {"optimizer__name": "sgd"}, {"chunks": 2}, {"memory_limit": "2p"},
         {"optimizer__lr": 0.5}, {"precision": "bf16"}, {"threads": 2}, {"device": "cuda"}, {"steps": 3},
         {"warmup": 3}, {"gate": "off"}, {"engine": "torch"}, {"data__max_bytes": 9999},
     ],
@@ -297,6 +332,41 @@ def test_a_point_keeps_its_key() -> None:
 )  # fmt: skip
 def test_what_is_measured_is_in_the_key(difference: dict[str, Any]) -> None:
     assert key_of(changed(point(), **difference)) != key_of(point())
+
+
+def test_the_rows_of_a_schedule_file_and_the_costs_of_a_profile_are_in_the_key(tmp_path: Path) -> None:
+    first, second, profile = (tmp_path / name for name in ("first.csv", "second.csv", "costs.yaml"))
+    first.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    second.write_text(first.read_text())
+    base = changed(point(), micro=2)
+    keys = [key_of(changed(base, schedule=str(path))) for path in (first, second)]
+    assert keys[0] == keys[1], "what the file is called does not matter"
+    second.write_text("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n")
+    assert key_of(changed(base, schedule=str(second))) != keys[0]
+    keys = []
+    for text in ("forward_s: 1", "forward_s: 2"):
+        profile.write_text(text)
+        keys.append(key_of(changed(base, profile=str(profile))))
+    assert keys[0] != keys[1]
+
+
+def test_a_schedule_file_decides_how_many_stages_a_rank_has(tmp_path: Path) -> None:
+    path = tmp_path / "folded.csv"
+    path.write_text("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n")
+    folded = changed(point(), schedule=str(path), micro=1, chunks="auto", partition=[4, 4, 5, 5])
+    assert resolve(folded, TWO_CORES).partition == [4, 4, 5, 5]
+    for values, message in [
+        ({"chunks": 2}, f"chunks=2: expected auto with schedule={path}, whose rows say which stages a rank has"),
+        (
+            {"partition": [9, 9]},
+            "partition=[9, 9]: expected 4 counts (stages x chunks) that add up to 18, the layers of model=transformer",
+        ),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            resolve(changed(folded, **values), TWO_CORES)
+        assert str(caught.value) == message
+    with pytest.raises(ScheduleError, match="has 2 ranks and 1 micro-batches: expected stages=2 and micro=8"):
+        resolve(changed(folded, micro=8), TWO_CORES)
 
 
 @pytest.mark.parametrize("same", [{"repeats": 3}, {"results_dir": "elsewhere"}, {"wandb__mode": "disabled"}])

@@ -13,8 +13,8 @@ PACKAGE = ROOT / "pipebench"
 
 LAYERS = [
     ["errors"],
-    ["seeds", "machine", "schedule", "trace"],
-    ["config", "compose", "record", "metrics", "rows", "render"],
+    ["seeds", "machine", "schedule", "trace", "linear"],
+    ["config", "compose", "record", "metrics", "costs", "rows", "render"],
     ["models", "data", "engine"],
     ["peers"],
     ["harness"],
@@ -34,13 +34,15 @@ STRANGERS = {("models", "engine"), ("engine", "models"), ("models", "data"), ("d
 ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
-WITHOUT_TORCH = ["errors", "seeds", "machine", "schedule", "trace", "config", "compose", "record", "metrics", "rows",
-                 "render", "display", "report", "tracking", "perf", "cli", "__main__"]  # fmt: skip
+WITHOUT_TORCH = ["errors", "seeds", "machine", "schedule", "trace", "config", "compose", "record", "metrics", "costs",
+                 "rows", "render", "display", "report", "tracking", "perf", "cli", "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
     "pipebench.engine.microbatch",
     "pipebench.harness.jobs",
     "pipebench.harness.launch",
+    "pipebench.harness.prepare",
+    "pipebench.harness.simulated",
     "pipebench.harness.sweep",
 ]
 

@@ -197,7 +197,7 @@ def test_boxes_stand_where_their_time_is_on_one_scale_for_all_panels() -> None:
 def test_a_picture_is_readable_without_eyes_and_without_a_mouse() -> None:
     root = ElementTree.fromstring(svg_picture([("a < b & c", unit_trace("gpipe", 2, 2))]))
     assert root.get("role") == "img"
-    labels = {element.get("id"): element.text for element in root if element.get("id")}
+    labels = {element.get("id", ""): element.text for element in root if element.get("id")}
     assert root.get("aria-labelledby") == " ".join(labels)
     assert labels["pipebench-desc"] == "a < b & c: 2 ranks, bubble 33.3%, makespan 9 s"
     texts = [text.text for text in root.iter(f"{SVG}text")]

@@ -93,6 +93,10 @@ def test_costs_are_those_of_a_rank_and_two_of_them_halve_the_backward(capsys: py
     assert "makespan         38 s" in printed(capsys, "interleaved", 4, 8, "--costs", "1,3")
 
 
+def test_a_closed_form_that_is_only_a_bound_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "bubble fraction  0.2174, at least 0.1429" in printed(capsys, "interleaved", 2, 3)
+
+
 def test_recompute_costs_a_forward_and_keeps_its_closed_form(capsys: pytest.CaptureFixture[str]) -> None:
     said = printed(capsys, "gpipe", 4, 4, "--recompute", "except_last")
     assert "makespan         24 s" in said
@@ -180,6 +184,7 @@ def test_perfetto_gets_a_span_for_each_action(tmp_path: Path, capsys: pytest.Cap
         (("1f1b", 4), "ConfigError: schedule='1f1b' without sizes"),
         (("zb_auto",), "ConfigError: schedule='zb_auto' without sizes"),
         (("1f1b", 4, 4, "--chunks", 2), "ConfigError: chunks=2: expected 1 with schedule=1f1b"),
+        (("1f1b,gpipe", 4, 4, "--chunks", 2), "ConfigError: chunks=2: expected 1 with schedule=1f1b"),
         (("zb_auto", 4, 4, "--chunks", 3), "ConfigError: --chunks 3: expected 1 or 2 with schedule=zb_auto"),
         (("zb_auto", 4, 4, "--limit", 0.5), "ConfigError: --limit 0.5: expected at least 1, one micro-batch at a time"),
         (("1f1b", 4, 4, "--limit", 4), "ConfigError: --limit with schedule=1f1b: expected zb_auto, the one that heeds"),

@@ -1,70 +1,15 @@
-"""The simulator against its own definition, published closed forms and an independent simulation's cases."""
+"""The simulator against its own definition and published closed forms."""
 
-import csv
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from cases import GRID, NAMES, costs, make
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipebench.metrics import bubble_fraction
 from pipebench.schedule.action import Action
 from pipebench.schedule.builders import Recompute
-from pipebench.schedule.memory import peak_in_flight
 from pipebench.schedule.simulate import simulate
-from pipebench.trace import Trace
-
-CASES = Path(__file__).resolve().parent.parent / "data" / "schedule_unit_cases.csv"
-
-SCHEDULE_OF = {
-    "gpipe": ("gpipe", Recompute.NEVER),
-    "gpipe-recompute-early": ("gpipe", Recompute.ALWAYS),
-    "gpipe-recompute-early-except-last": ("gpipe", Recompute.EXCEPT_LAST),
-    "gpipe-recompute-fused": ("gpipe", Recompute.NEVER),
-    "1f1b": ("1f1b", Recompute.NEVER),
-    "1f1b-recompute-early": ("1f1b", Recompute.ALWAYS),
-}
-
-
-def unit_cases() -> list[dict[str, str]]:
-    with CASES.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def longest_rank_span(trace: Trace) -> float:
-    ranks = [[span for span in trace.spans if span.rank == rank] for rank in range(trace.num_ranks)]
-    return max(max(s.end_s for s in spans) - min(s.start_s for s in spans) for spans in ranks)
-
-
-def busiest_rank(trace: Trace) -> float:
-    return max(sum(s.duration_s for s in trace.spans if s.rank == rank) for rank in range(trace.num_ranks))
-
-
-def test_there_are_cases_of_every_kind() -> None:
-    assert len(unit_cases()) == 152
-    assert {case["schedule"] for case in unit_cases()} == set(SCHEDULE_OF)
-
-
-@pytest.mark.parametrize(
-    "case", unit_cases(), ids=lambda case: "-".join(list(case.values())[:3] + list(case.values())[4:9])
-)
-def test_an_independent_simulation_gave_the_same(case: dict[str, str]) -> None:
-    name, recompute = SCHEDULE_OF[case["schedule"]]
-    backward = float(case["B_input"]) + float(case["W"])
-    if case["schedule"].endswith("fused"):
-        backward += float(case["R"])
-    schedule = make(name, int(case["p"]), int(case["m"]), recompute)
-    latency = float(case["comm_latency"])
-    trace = simulate(schedule, costs(float(case["F"]), backward, float(case["R"])), lambda producer, consumer: latency)
-    assert trace.makespan_s == pytest.approx(float(case["makespan"]), rel=1e-9)
-    assert longest_rank_span(trace) == pytest.approx(float(case["max_stage_span"]), rel=1e-9)
-    assert busiest_rank(trace) == pytest.approx(float(case["busy_per_device_max"]), rel=1e-9)
-    assert bubble_fraction(trace) == pytest.approx(float(case["idle_fraction_of_makespan"]), abs=1e-6)
-    if case["peak_in_flight_F_to_B"]:
-        assert peak_in_flight(schedule) == [int(peak) for peak in case["peak_in_flight_F_to_B"].split()]
-
 
 Makespan = Callable[[int, int, float, float, float], float]
 

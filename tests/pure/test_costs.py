@@ -1,0 +1,202 @@
+"""What stages cost, from layers; and profiles read from files."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from pipebench.compose import compose_grid
+from pipebench.config import RunConfig, resolve
+from pipebench.costs import Profile, for_samples, load_profile, stage_activations, stage_costs, transfer_times
+from pipebench.errors import ConfigError
+from pipebench.harness.prepare import prepare
+from pipebench.harness.simulated import simulate_point
+from pipebench.machine import this_machine
+from pipebench.record import LayerProfile, RunResult, write_result
+from pipebench.rows import row_of, stage_rows
+from pipebench.schedule.action import Op
+from pipebench.schedule.memory import StageActivations
+from pipebench.schedule.simulate import Link
+
+LAYERS = LayerProfile(
+    num_samples=2,
+    names=["a", "b", "c"],
+    forward_s=[1.0, 2.0, 3.0],
+    backward_s=[2.0, 5.0, 6.0],
+    input_s=[1.0, 2.0, 3.0],
+    weight_s=[1.0, 3.0, 3.0],
+    parameter_bytes=[10, 20, 30],
+    saved_bytes=[100, 200, 300],
+    put_off_bytes=[0, 50, 60],
+    input_bytes=[8, 16, 24],
+    saves_input=[True, True, False],
+)
+PROFILE = Profile(LAYERS, optimizer_s=[0.1, 0.2, 0.3], link=Link(latency_s=1.0, bytes_per_s=4.0))
+
+
+def point(*overrides: str) -> RunConfig:
+    grid = compose_grid(overrides)
+    assert grid is not None
+    return resolve(grid.points[0], this_machine())
+
+
+def unmeasured(config: RunConfig) -> RunResult:
+    return RunResult("0" * 12, config, "ok", "", False, {}, [], [], None)
+
+
+def test_a_stage_costs_what_its_layers_cost_in_proportion_to_the_samples() -> None:
+    costs = stage_costs(for_samples(PROFILE, 4), [2, 1])
+    assert costs[0, Op.FORWARD] == costs[0, Op.RECOMPUTE] == 6
+    assert costs[0, Op.BACKWARD] == 14
+    assert costs[0, Op.INPUT_GRADIENT] == 6
+    assert costs[0, Op.WEIGHT_GRADIENT] == 8
+    assert costs[0, Op.OPTIMIZER] == pytest.approx(0.3), "the weights do not grow with the samples"
+    assert costs[1, Op.FORWARD] == 6
+
+
+def test_a_stage_keeps_what_its_layers_save_and_the_input_that_came_from_before() -> None:
+    first, second = stage_activations(LAYERS, [1, 2])
+    assert first == StageActivations(full_bytes=100, input_bytes=0, weight_bytes=100), "nothing can be put off"
+    # Layer c does not save its input; layer b's came from the stage before.
+    assert second == StageActivations(full_bytes=200 + 300 + 16, input_bytes=16, weight_bytes=110)
+
+
+def test_a_transfer_takes_latency_and_its_bytes_share_of_the_bandwidth() -> None:
+    assert transfer_times(for_samples(PROFILE, 4), [1, 1, 1]) == [0, 1 + 2 * 16 / 4, 1 + 2 * 24 / 4]
+
+
+def test_the_synthetic_model_needs_no_profile() -> None:
+    config = point("engine=simulate", "model=synthetic", "stages=4", "micro=16", "batch=16", "model.layers=4",
+                   "model.forward_s=0.01", "model.backward_s=0.02", "schedule=zb_h1")  # fmt: skip
+    result = simulate_point(unmeasured(config))
+    row = row_of(result, None)
+    assert row["status"] == "simulated"
+    assert row["simulated"] is True
+    assert row["step_s"] == pytest.approx(0.01 * (3 * 16 + 3))
+    assert (
+        row["bubble_fraction"] == row["bubble_replayed"] == pytest.approx(row["bubble_bound"]) == pytest.approx(3 / 51)
+    )
+    assert row["grad_rel_error"] is None
+    assert row["loss_first"] is None
+    assert [stage.forward_s for stage in stage_rows(result)] == pytest.approx([0.01] * 4)
+
+
+def test_a_yaml_profile_gives_one_number_for_all_layers_or_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "costs.yaml"
+    path.write_text(
+        "num_samples: 2\nforward_s: 0.001\ninput_s: 0.001\nweight_s: [" + "0.002, " * 17 + "0.5]\n"
+        "parameter_bytes: 1000\nlatency_s: 0.25\nbytes_per_s: 1.0e+9\n"
+    )
+    profile = load_profile(point("engine=simulate", f"profile={path}"))
+    assert profile.layers.num_samples == 2
+    assert profile.layers.forward_s == [0.001] * 18
+    assert profile.layers.weight_s == [0.002] * 17 + [0.5]
+    assert profile.layers.backward_s == pytest.approx([0.003] * 17 + [0.501])
+    assert profile.layers.parameter_bytes == [1000] * 18
+    assert profile.link == Link(0.25, 1e9)
+
+
+def test_without_its_two_parts_a_backward_is_cut_in_half(tmp_path: Path) -> None:
+    path = tmp_path / "costs.yaml"
+    path.write_text("forward_s: 1\nbackward_s: 3\n")
+    profile = load_profile(point("engine=simulate", f"profile={path}"))
+    assert profile.layers.input_s == profile.layers.weight_s == [1.5] * 18
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("forward: 1", "expected keys of num_samples, forward_s, "),
+        ("- 1", "expected keys of "),
+        ("forward_s: 1", "backward_s=None: expected a number of at least 0, or a list of such"),
+        ("forward_s: [1, 2]\nbackward_s: 1", "forward_s: has 2 numbers: expected 18, one a layer"),
+        ("forward_s: -1\nbackward_s: 1", "forward_s=-1: expected a number of at least 0, or a list of such"),
+        ("forward_s: 1\nbackward_s: 1\nlatency_s: much", "latency_s=much: expected a number of at least 0"),
+        ("forward_s: 1\nbackward_s: 1\nnum_samples: 0", "num_samples=0: expected a number above 0"),
+        ("forward_s: 1\nbackward_s: 1\nbytes_per_s: 0", "bytes_per_s=0: expected a number above 0"),
+        ("forward_s: [", "cannot be read: "),
+    ],
+)
+def test_a_yaml_that_is_no_profile_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_profile(point("engine=simulate", f"profile={path}"))
+    assert str(caught.value).startswith(f"profile={path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def simulated_run(tmp_path: Path, *overrides: str) -> tuple[RunResult, Path]:
+    """Write a result whose costs are known, as a real run would have."""
+    config = point("engine=simulate", "model=synthetic", "model.layers=8", "model.forward_s=0.004",
+                   "model.backward_s=0.008", "batch=16", *overrides)  # fmt: skip
+    result = simulate_point(unmeasured(config))
+    path = tmp_path / "result.json"
+    write_result(path, result)
+    return result, path
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zb_h1", "zb_v"])
+def test_the_result_of_a_run_gives_back_that_very_run(schedule: str, tmp_path: Path) -> None:
+    result, path = simulated_run(tmp_path, "stages=2", "micro=8", f"schedule={schedule}", "model.imbalance=0.5")
+    again = simulate_point(unmeasured(dataclasses.replace(result.config, profile=str(path))))
+    assert row_of(again, None)["step_s"] == pytest.approx(row_of(result, None)["step_s"])
+
+
+def test_the_result_of_one_run_predicts_others(tmp_path: Path) -> None:
+    _, path = simulated_run(tmp_path, "stages=2", "micro=8", "schedule=zb_h1")
+    other = ["stages=4", "micro=16", "schedule=interleaved"]
+    expected, _ = simulated_run(tmp_path / "other", *other)
+    predicted = simulate_point(unmeasured(dataclasses.replace(expected.config, profile=str(path))))
+    assert row_of(predicted, None)["step_s"] == pytest.approx(row_of(expected, None)["step_s"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"status": "error", "repeats": []}, "status error: expected the result of a measured point"),
+        ({"profile": None}, "status simulated: expected the result of a measured point"),
+    ],
+)
+def test_a_result_without_costs_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    result, path = simulated_run(tmp_path, "stages=2", "micro=8")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ConfigError) as caught:
+        load_profile(dataclasses.replace(result.config, profile=str(path)))
+    assert str(caught.value) == f"profile={path}: {message}"
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    _, path = simulated_run(tmp_path, "stages=2", "micro=8")
+    with pytest.raises(ConfigError) as caught:
+        load_profile(point("engine=simulate", f"profile={path}"))
+    assert str(caught.value) == f"profile={path}: has 8 layers: expected 18, those of model=transformer"
+
+
+def search_point(*overrides: str) -> RunConfig:
+    return point("engine=simulate", "model=synthetic", "stages=4", "micro=8", "schedule=zb_auto", *overrides)
+
+
+@pytest.mark.parametrize("limit", ["auto", "1p", "2p", "1.5p"])
+def test_a_search_says_what_it_predicts_and_keeps_its_limit(limit: str) -> None:
+    config = search_point(f"memory_limit={limit}")
+    result = simulate_point(unmeasured(config))
+    row = row_of(result, None)
+    assert result.message.startswith(f"predicts {row['step_s'] * 1e3:.1f} ms within ")
+    assert " ms" in result.message.partition(";")[2], "the best hand-written schedule is named"
+
+
+def test_more_memory_never_makes_a_search_slower() -> None:
+    steps = [
+        row_of(simulate_point(unmeasured(search_point(f"memory_limit={limit}"))), None)["step_s"]
+        for limit in ("0.7p", "1p", "2p", "4p")
+    ]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_a_search_may_be_told_how_many_stages_a_rank_has() -> None:
+    for chunks in (1, 2):
+        config = search_point(f"chunks={chunks}")
+        prepared = prepare(config, load_profile(config))
+        assert prepared.schedule.num_stages == 4 * chunks == len(prepared.layers_per_stage)
