@@ -6,6 +6,8 @@ a shared machine's times are evidence, not a verdict.
 
 import argparse
 import dataclasses
+import multiprocessing
+import resource
 import statistics
 import sys
 import time
@@ -17,12 +19,17 @@ from tabulate import tabulate
 
 from pipebench.compose import compose_grid
 from pipebench.config import RunConfig, resolve
+from pipebench.costs import load_profile, stage_costs
 from pipebench.display import make_display
 from pipebench.harness.sweep import Observer, make_folder, plan_sweep, run_sweep
 from pipebench.machine import this_machine
-from pipebench.metrics import Groups, paired_ratio
+from pipebench.metrics import Groups, bubble_fraction, paired_ratio
 from pipebench.record import RunResult, step_times, write_json
 from pipebench.rows import harness_s, row_of, stage_rows
+from pipebench.schedule.action import Op
+from pipebench.schedule.builders import SCHEDULES
+from pipebench.schedule.catalogue import ZB_AUTO, build
+from pipebench.schedule.simulate import simulate
 from pipebench.tracking import make_tracker
 
 BLOCKS = "partition=[9,9]"
@@ -49,13 +56,74 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where to keep the raw files")
     options = parser.parse_args(argv)
     folder = make_folder(options.results_dir, "perf")
-    findings = [*_against_torch(folder, options.repeats), *_synthetic(folder), *_harness(folder)]
+    findings = [
+        *_simulator(),
+        *_schedules(folder, options.repeats),
+        *_sleeping_schedules(folder),
+        *_against_torch(folder, options.repeats),
+        *_synthetic(folder),
+        *_harness(folder),
+    ]
     text = _table(findings)
     print(text)
     (folder / "perf.md").write_text(text + "\n")
     write_json(folder / "perf.json", {"findings": [dataclasses.asdict(finding) for finding in findings]})
     print(f"\nraw files  {folder}")
     return 0
+
+
+def _simulator() -> list[Finding]:
+    """Build and play 1F1B on 1024 ranks with 4096 micro-batches, 8.4 million actions, in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        seconds, gibibytes = pool.apply(_play_at_size)
+    where = "simulator, 1F1B K=1024 M=4096, building included"
+    return [Finding(f"{where}: seconds", 10.0, seconds, None), Finding(f"{where}: peak GiB", 2.0, gibibytes, None)]
+
+
+def _play_at_size() -> tuple[float, float]:
+    num_ranks, num_micro_batches = 1024, 4096
+    began = time.perf_counter()
+    schedule = build("1f1b", num_ranks, num_micro_batches)
+    costs = {(stage, op): cost for stage in range(num_ranks) for op, cost in ((Op.FORWARD, 1.0), (Op.BACKWARD, 2.0))}
+    trace = simulate(schedule, costs)
+    seconds = time.perf_counter() - began
+    assert trace.makespan_s == 3 * (num_micro_batches + num_ranks - 1)
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _schedules(folder: Path, repeats: int) -> list[Finding]:
+    """Every schedule on the default transformer at K=2, M=8, interleaved with GPipe."""
+    names = [*SCHEDULES, ZB_AUTO]
+    points = [_point("stages=2", "micro=8", f"schedule={name}", f"repeats={repeats}") for name in names]
+    results = _measure(folder / "schedules", points, ("schedule",))
+    gpipe = results[names.index("gpipe")]
+    findings = [
+        _ratio(f"K=2 M=8, {name}: step time / gpipe", 0.95, result, gpipe)
+        for name, result in zip(names, results, strict=True)
+        if result is not gpipe
+    ]
+    return [min(findings, key=lambda finding: finding.measured)]
+
+
+def _sleeping_schedules(folder: Path) -> list[Finding]:
+    """10 ms each for F, I and W: what was measured beside what the simulator says of the same rows."""
+    names = [*SCHEDULES, ZB_AUTO]
+    sleeping = [
+        "model=synthetic",
+        "stages=4",
+        "micro=16",
+        "batch=16",
+        "model.forward_s=0.005",
+        "model.backward_s=0.010",
+    ]
+    points = [_point(*sleeping, f"schedule={name}") for name in names]
+    results = _measure(folder / "sleeping", points, ("schedule",))
+    findings = []
+    for name, result in zip(names, results, strict=True):
+        simulated = simulate(result.schedule, stage_costs(load_profile(result.config), result.layers_per_stage))
+        off = abs(row_of(result, None)["bubble_fraction"] - bubble_fraction(simulated))
+        findings.append(Finding(f"sleeping stages K=4 M=16, {name}: bubble off the simulated by", 0.03, off, None))
+    return findings
 
 
 def _against_torch(folder: Path, repeats: int) -> list[Finding]:

@@ -11,7 +11,7 @@ from pipebench.report.grid import K, M, axes_of
 from pipebench.report.tables import markdown
 from pipebench.rows import COMPARABLE, Row
 
-ZERO_BUBBLE = ("zb_h1", "zb_h2", "zb_v", "zb_auto", "v_half", "v_min", "dualpipev")
+ZERO_BUBBLE = ("zb_h1", "zb_h2", "zb_v", "zb_auto", "v_half", "v_min")
 INTERLEAVING = ("interleaved", "looped_bfs")
 
 _HEADER = (

@@ -156,18 +156,6 @@ def _v_min(num_ranks: int, num_micro_batches: int, chunks: int, costs: PassCosts
     return None if idle is None else _half_units(idle, num_ranks, num_micro_batches, costs)
 
 
-def _dualpipev(num_ranks: int, num_micro_batches: int, chunks: int, costs: PassCosts) -> float | None:
-    """M(f+i+w) + (K-1)(f+2i-w)/2 where f = i and M >= 2K.
-
-    DeepSeek-AI's DualPipe README, (K-1)(FB + B - 3W) half units for 2K stages, with FB = F + B: forward and backward
-    of a pair do not overlap.
-    """
-    if costs.recompute_s or costs.forward_s != costs.input_s or num_micro_batches < 2 * num_ranks:
-        return None
-    drain_s = costs.forward_s + 2 * costs.input_s - costs.weight_s
-    return num_micro_batches * costs.busy_s + (num_ranks - 1) * drain_s / 2
-
-
 def _half_units(idle: int, num_ranks: int, num_micro_batches: int, costs: PassCosts) -> float | None:
     """Return the makespan with `idle` half units of idle time, for equal costs and M >= 2K."""
     if not costs.are_units or num_micro_batches < 2 * num_ranks:
@@ -186,7 +174,6 @@ MAKESPANS: dict[str, ClosedForm] = {
     "zb_v": _zb_v,
     "v_half": _v_half,
     "v_min": _v_min,
-    "dualpipev": _dualpipev,
     "zb_auto": _fill_alone,
 }
 """Closed forms of the makespan by the name that users write."""

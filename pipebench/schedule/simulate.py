@@ -36,7 +36,7 @@ def simulate(schedule: Schedule, costs: Costs, transfer_s: float | Sequence[floa
 
     `transfer_s` is what a boundary tensor takes between two ranks (see `Link`): one number, or for each stage that
     of the boundary before it. Costs of ops that do not occur may be left out; the optimizer's default to nothing.
-    Raise ScheduleError when the rows cannot proceed.
+    Raise ScheduleError when a cost is missing or the rows cannot proceed.
     """
     return play(schedule, durations(schedule, costs), transfer_s)
 
@@ -49,7 +49,11 @@ def durations(schedule: Schedule, costs: Costs) -> NDArray[np.float64]:
         if stage < schedule.num_stages:
             table[OPS.index(op), stage] = seconds
     codes = schedule.codes
-    return table[ops_of(codes), stages_of(codes)]
+    seconds = table[ops_of(codes), stages_of(codes)]
+    if np.isnan(seconds).any():
+        action = decode(int(codes[np.argmax(np.isnan(seconds))]))
+        raise ScheduleError(f"schedule {schedule.name}: {action}: expected a cost for ({action.stage}, {action.op})")
+    return seconds
 
 
 def play(schedule: Schedule, duration_s: NDArray[np.float64], transfer_s: float | Sequence[float] = 0.0) -> Trace:

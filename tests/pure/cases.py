@@ -11,7 +11,7 @@ STRAIGHT = ["gpipe", "1f1b", "naive", "zb_h1", "zb_h2"]
 LOOPED = ["interleaved", "looped_bfs"]
 """Schedules with any number of stages a rank."""
 
-V_SHAPED = ["zb_v", "v_half", "v_min", "dualpipev"]
+V_SHAPED = ["zb_v", "v_half", "v_min"]
 """Schedules with two stages a rank, folded."""
 
 NAMES = [*STRAIGHT, *LOOPED, *V_SHAPED]

@@ -324,7 +324,8 @@ def test_a_point_keeps_its_key() -> None:
     "difference",
     [
         {"stages": 3}, {"micro": 4}, {"schedule": "1f1b"}, {"recompute": "always"}, {"partition": "uniform"},
-        {"partition": [9, 9]}, {"batch": 16}, {"seed": 1}, {"model__width": 64}, {"optimizer__name": "sgd"}, {"chunks": 2}, {"memory_limit": "2p"},
+        {"partition": [9, 9]}, {"batch": 16}, {"seed": 1}, {"model__width": 64}, {"optimizer__name": "sgd"},
+        {"chunks": 2}, {"memory_limit": "2p"},
         {"optimizer__lr": 0.5}, {"precision": "bf16"}, {"threads": 2}, {"device": "cuda"}, {"steps": 3},
         {"warmup": 3}, {"gate": "off"}, {"engine": "torch"}, {"data__max_bytes": 9999},
     ],

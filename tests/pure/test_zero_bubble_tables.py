@@ -196,8 +196,7 @@ def tasks(draw: st.DrawFn) -> Task:
     seconds = st.integers(1, 20).map(float)
     costs = {(stage, op): draw(seconds) for stage in stages for op in Op if op != Op.OPTIMIZER}
     full = [draw(st.integers(2, 9)) for _ in stages]
-    folded = max(sum({s: full[s] for s in (rank, len(full) - 1 - rank)}.values()) for rank in range(num_ranks))
-    least = folded if chunks == 2 else max(full)
+    least = max(full) if chunks == 1 else max(full[rank] + full[-1 - rank] for rank in range(num_ranks))
     return Task(
         num_ranks,
         draw(st.integers(1, 9)),
