@@ -177,21 +177,3 @@ MAKESPANS: dict[str, ClosedForm] = {
     "zb_auto": _fill_alone,
 }
 """Closed forms of the makespan by the name that users write."""
-
-
-def gpipe_with_recompute(
-    num_stages: int,
-    num_micro_batches: int,
-    num_recomputed: int,
-    forward_s: float,
-    backward_s: float,
-    recompute_s: float,
-) -> float:
-    """Bubble of GPipe whose recompute runs while the gradient is in flight.
-
-    (K-1)(f+b) / ((M+K-1)(f+b) + R r) for R recomputed micro-batches: recompute adds work to every stage
-    but none to the fill and drain (own derivation; agrees with simulation for every setting and cost tried).
-    """
-    fill_and_drain = (num_stages - 1) * (forward_s + backward_s)
-    useful = num_micro_batches * (forward_s + backward_s) + num_recomputed * recompute_s
-    return fill_and_drain / (useful + fill_and_drain)

@@ -45,11 +45,11 @@ def durations(schedule: Schedule, costs: Costs) -> NDArray[np.float64]:
     """Return each action's seconds, rows end to end."""
     table = np.full((len(OPS), schedule.num_stages), np.nan)
     table[OPS.index(Op.OPTIMIZER)] = 0.0
-    for (stage, op), seconds in costs.items():
+    for (stage, op), cost_s in costs.items():
         if stage < schedule.num_stages:
-            table[OPS.index(op), stage] = seconds
+            table[OPS.index(op), stage] = cost_s
     codes = schedule.codes
-    seconds = table[ops_of(codes), stages_of(codes)]
+    seconds: NDArray[np.float64] = table[ops_of(codes), stages_of(codes)]
     if np.isnan(seconds).any():
         action = decode(int(codes[np.argmax(np.isnan(seconds))]))
         raise ScheduleError(f"schedule {schedule.name}: {action}: expected a cost for ({action.stage}, {action.op})")

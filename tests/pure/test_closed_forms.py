@@ -20,7 +20,6 @@ from pipebench.schedule.bounds import (
     V_MIN_IDLE,
     PassCosts,
     bubble_bound,
-    gpipe_with_recompute,
     makespan_bound,
 )
 from pipebench.schedule.builders import SCHEDULES, Recompute, with_recompute
@@ -375,14 +374,3 @@ def test_a_form_for_equal_costs_says_nothing_about_others() -> None:
 
 def test_the_tabulated_v_min_idles_less_than_the_papers_limit() -> None:
     assert all(idle < 4 * (num_ranks - 1) for num_ranks, idle in V_MIN_IDLE.items())
-
-
-@pytest.mark.parametrize("recompute", list(Recompute), ids=lambda recompute: recompute.value)
-@given(some_ranks, some_micro_batches, some_seconds, some_seconds, some_seconds)
-def test_gpipe_with_recompute_is_the_bound_at_the_mean_recompute(
-    recompute: Recompute, num_ranks: int, num_micro_batches: int, forward: float, gradient: float, again: float
-) -> None:
-    number = {"never": 0, "except_last": num_micro_batches - 1, "always": num_micro_batches}[recompute.value]
-    mean = PassCosts(forward, gradient, gradient, again * number / num_micro_batches)
-    expected = gpipe_with_recompute(num_ranks, num_micro_batches, number, forward, 2 * gradient, again)
-    assert bubble_bound("gpipe", num_ranks, num_micro_batches, 1, mean) == pytest.approx(expected)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipebench.errors import ConfigError, ScheduleError
 from pipebench.metrics import bubble_fraction
 from pipebench.schedule.action import Action, Op, Schedule, Transfer
-from pipebench.schedule.bounds import bubble_bound, gpipe_with_recompute
+from pipebench.schedule.bounds import PassCosts, bubble_bound
 from pipebench.schedule.builders import SCHEDULES, Recompute, with_optimizer
 from pipebench.schedule.catalogue import build
 from pipebench.schedule.memory import peak_in_flight
@@ -169,19 +169,14 @@ def test_gpipe_with_recompute_has_the_bubble_of_its_closed_form_at_any_cost(
     recompute: Recompute, num_stages: int, num_micro_batches: int, forward: float, backward: float, again: float
 ) -> None:
     trace = simulate(make("gpipe", num_stages, num_micro_batches, recompute), costs(forward, backward, again))
-    num_recomputed = {"never": 0, "except_last": num_micro_batches - 1, "always": num_micro_batches}
-    expected = gpipe_with_recompute(
-        num_stages, num_micro_batches, num_recomputed[recompute.value], forward, backward, again
-    )
+    num_recomputed = {"never": 0, "except_last": num_micro_batches - 1, "always": num_micro_batches}[recompute.value]
+    mean = PassCosts(forward, backward / 2, backward / 2, again * num_recomputed / num_micro_batches)
+    expected = bubble_bound("gpipe", num_stages, num_micro_batches, costs=mean)
     assert bubble_fraction(trace) == pytest.approx(expected, abs=1e-9)
-
-
-@given(some_size, some_size, some_seconds, some_seconds)
-def test_without_recompute_the_closed_form_of_gpipe_is_the_plain_bound(
-    num_stages: int, num_micro_batches: int, forward: float, backward: float
-) -> None:
-    expected = bubble_bound("gpipe", num_stages, num_micro_batches)
-    assert gpipe_with_recompute(num_stages, num_micro_batches, 0, forward, backward, 9.0) == pytest.approx(expected)
+    # Written out: (K-1)(f+b) / ((M+K-1)(f+b) + R r) for R recomputed micro-batches.
+    fill_and_drain = (num_stages - 1) * (forward + backward)
+    work = num_micro_batches * (forward + backward) + num_recomputed * again
+    assert expected == pytest.approx(fill_and_drain / (work + fill_and_drain))
 
 
 @given(some_size, some_size, some_seconds, some_seconds)
