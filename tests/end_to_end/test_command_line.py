@@ -23,13 +23,13 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ("arguments", "line"),
     [
         (["stagess=2"], "stagess=2: unknown key 'stagess' (did you mean 'stages'?); --help lists the keys"),
-        (["schedule=1f2b"], "schedule=1f2b: expected one of gpipe, naive, 1f1b (did you mean '1f1b'?)"),
+        (["schedule=1f2b"], "schedule=1f2b: expected one of gpipe, naive, 1f1b, interleaved, "),
         (["stages=19"], "stages=19: expected at most 18, the layers of model=transformer"),
         (["micro=33"], "micro=33: expected at most 32, the samples of a mini-batch (batch)"),
         (["micro=0"], "micro=0: expected a whole number of at least 1"),
         (
             ["partition=[9,8]"],
-            "partition=[9, 8]: expected 2 counts (stages) that add up to 18, the layers of model=transformer",
+            "partition=[9, 8]: expected 2 counts (stages x chunks) that add up to 18, the layers of model=transformer",
         ),
         (["replicas=2"], "replicas=2: expected 1 (data parallelism beside the pipeline is not built yet)"),
         (["stages=2,4"], "stages=2,4: several values: expected one, or -m on the command line"),

@@ -85,10 +85,11 @@ def test_every_point_is_a_row_with_right_gradients(sweep: tuple[Path, subprocess
 
 def test_bounds_in_the_table_are_the_closed_forms(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     for row in rows_of(sweep[0]):
-        if row["schedule"] == "naive":
-            assert float(row["bubble_bound"]) == 0.5
-        elif row["recompute"] == "never":
-            assert float(row["bubble_bound"]) == pytest.approx(1 / (int(row["micro"]) + 1))
+        plain = 0.5 if row["schedule"] == "naive" else 1 / (int(row["micro"]) + 1)
+        if row["recompute"] == "never":
+            assert float(row["bubble_bound"]) == pytest.approx(plain)
+        else:  # work that everybody has, and no more fill and drain
+            assert float(row["bubble_bound"]) < plain
 
 
 def test_losses_do_not_depend_on_schedule_or_recompute(
@@ -166,7 +167,7 @@ def test_nothing_is_left_behind(sweep: tuple[Path, subprocess.CompletedProcess[s
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXPERIMENTS_DIR.glob("*.yaml")))
 def test_every_experiment_runs_with_two_steps(name: str, tmp_path: Path) -> None:
     smaller = {
-        "schedules": ["model.layers=3", *SMALL[1:], "micro=4"],
+        "schedules": ["model.layers=3", *SMALL[1:], "micro=4", "schedule=gpipe,interleaved,zb_v,zb_auto"],
         "bubble_vs_bound": ["model.forward_s=0.0001", "model.backward_s=0.0002", "batch=4"],
         "mlp": ["batch=32", "model.layers=4"],
     }

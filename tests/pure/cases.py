@@ -16,7 +16,7 @@ V_SHAPED = ["zb_v", "v_half", "v_min"]
 
 NAMES = [*STRAIGHT, *LOOPED, *V_SHAPED]
 STAGES = [1, 2, 3, 4, 8]
-MICRO_BATCHES = [1, 2, 3, 5, 8, 16]
+MICRO_BATCHES = [1, 2, 3, 8, 13]
 GRID = [(num_stages, num_micro_batches) for num_stages in STAGES for num_micro_batches in MICRO_BATCHES]
 
 

@@ -57,7 +57,9 @@ def test_synthetic_layers_sleep_for_the_given_seconds_a_sample_and_the_last_one_
 
 
 def test_shape_inference_of_synthetic_layers_takes_no_time() -> None:
-    config = SyntheticConfig(name="s", layers=1, width=4, forward_s=5.0, backward_s=5.0, imbalance=0.0)
+    config = SyntheticConfig(
+        name="s", layers=1, width=4, forward_s=5.0, backward_s=5.0, weight_share=0.5, imbalance=0.0
+    )
     [layer], _ = build(config)
     began = time.perf_counter()
     layer.to("meta")(torch.empty(4, 4, device="meta"))
