@@ -6,11 +6,10 @@ else; so a linear layer can put those two aside and let the rest of the graph go
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 
@@ -31,25 +30,43 @@ class WeightQueue:
 
 
 class Linear(nn.Linear):
-    """nn.Linear; with a `queue`, its weight gradient waits whenever the queue is open. The bias's never does."""
+    """nn.Linear; with a `queue`, its weight gradient waits whenever the queue is open. The bias's never does.
+
+    Autograd is shown a constant weight, so it computes the gradients of input and bias as ever; a hook on the output
+    takes what the product needs. That costs microseconds, where an autograd function in Python costs tens of them.
+    """
 
     queue: WeightQueue | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.queue is None or not torch.is_grad_enabled():
+        if self.queue is None or not self._can_put_off(x):
             return functional.linear(x, self.weight, self.bias)
-        result: Tensor = _Product.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
-        return result
+        y = functional.linear(x, self.weight.detach(), self.bias)
+        y.register_hook(partial(self._take, x.detach()))
+        return y
 
     def add_weight_gradient(self, x: Tensor, gradient: Tensor) -> None:
         """Add gradient^T x, summed over all leading dimensions, to the weight's `.grad`."""
-        x, gradient = x.flatten(0, -2), gradient.flatten(0, -2)
+        x, gradient = x.flatten(0, -2).to(gradient.dtype), gradient.flatten(0, -2)
         if self.weight.grad is None:
             self.weight.grad = (gradient.t() @ x).to(self.weight.dtype)
         elif self.weight.grad.dtype == gradient.dtype:
             self.weight.grad.addmm_(gradient.t(), x)
         else:
             self.weight.grad += gradient.t() @ x
+
+    def _can_put_off(self, x: Tensor) -> bool:
+        """Tell whether there will be a weight gradient, and a gradient of the output to take it from."""
+        has_gradient = x.requires_grad or (self.bias is not None and self.bias.requires_grad)
+        return torch.is_grad_enabled() and self.weight.requires_grad and has_gradient
+
+    @torch.no_grad()
+    def _take(self, x: Tensor, gradient: Tensor) -> None:
+        assert self.queue is not None
+        if self.queue.waiting is None:
+            self.add_weight_gradient(x, gradient)
+        else:
+            self.queue.waiting.append(PutOff(self, x, gradient))
 
 
 def adopt(module: nn.Module, queue: WeightQueue | None) -> int:
@@ -74,31 +91,3 @@ def catch_up(waiting: list[PutOff]) -> None:
     while waiting:
         product = waiting.pop()
         product.linear.add_weight_gradient(product.x, product.gradient)
-
-
-class _Product(torch.autograd.Function):
-    """x W^T + b, computed as autocast would."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear) -> Tensor:
-        kind = x.device.type
-        if torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
-        ctx.linear = linear
-        ctx.save_for_backward(x, weight)
-        return functional.linear(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
-        waiting = ctx.linear.queue.waiting if ctx.linear.queue is not None else None
-        of_weight = None
-        if wants_weight and waiting is not None:
-            waiting.append(PutOff(ctx.linear, x, gradient))
-        elif wants_weight:
-            of_weight = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(weight.dtype)
-        of_x = gradient @ weight.to(gradient.dtype) if wants_x else None
-        of_bias = gradient.flatten(0, -2).sum(0) if wants_bias else None
-        return of_x, of_weight, of_bias, None

@@ -64,7 +64,7 @@ def _searched(config: RunConfig, profile: Profile) -> Prepared:
         raise failures[-1]
     best, counts = min(found, key=lambda each: each[0].predicted_s)
     rival = min((each for each, _ in found), key=lambda each: each.best_known_s)
-    message = f"predicts {best.predicted_s * 1e3:.1f} ms within {best.limit_bytes / 2**20:.1f} MiB a rank"
+    message = f"predicts {best.predicted_s * 1e3:.1f} ms within {best.limit_bytes / 2**20:.3g} MiB a rank"
     if rival.best_known:
         message += f"; {rival.best_known} {rival.best_known_s * 1e3:.1f} ms"
     return Prepared(counts, best.schedule, message)
@@ -87,7 +87,7 @@ def _search(config: RunConfig, profile: Profile, counts: list[int]) -> Found:
 def limit_bytes(config: RunConfig, activations: list[StageActivations]) -> float:
     """Return the memory limit of a rank in bytes; `1p` is what 1F1B's first rank would hold of average stages."""
     limit = config.memory_limit
-    multiple = 1.0 if limit == "auto" else limit_in_pipelines(limit)
+    multiple = 2.0 if limit == "auto" else limit_in_pipelines(limit)
     if multiple is None:
         return float(limit) * 2**20
     whole_model = sum(stage.full_bytes for stage in activations)

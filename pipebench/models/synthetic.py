@@ -32,7 +32,7 @@ class _SleepInBackward(torch.autograd.Function):
 
 
 class _SleepyLinear(Linear):
-    """A linear map whose weight gradient takes `weight_s` for each sample, when it is computed apart."""
+    """A linear map whose weight gradient, where a queue makes it work of its own, takes `weight_s` a sample."""
 
     def __init__(self, width: int, weight_s: float) -> None:
         super().__init__(width, width)
@@ -63,10 +63,8 @@ class Sleep(nn.Module):
         return result
 
     def _backward_s(self) -> float:
-        """Return a sample's seconds in the backward that is running: of all of it, or of the input's part."""
-        queue = self.linear.queue
-        put_off = queue is not None and queue.waiting is not None
-        return self.input_s + (0.0 if put_off else self.linear.weight_s)
+        """Return a sample's seconds besides those that the linear map's weight gradient takes by itself."""
+        return self.input_s + (self.linear.weight_s if self.linear.queue is None else 0.0)
 
 
 def synthetic(config: SyntheticConfig) -> LayerSequence:
