@@ -54,16 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pipebench.perf", description="Measure the speed targets.")
     parser.add_argument("--repeats", type=int, default=5, help="fresh process groups per point (default 5)")
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where to keep the raw files")
+    parser.add_argument("parts", nargs="*", help=f"what to measure: {', '.join(PARTS)} (default: all)")
     options = parser.parse_args(argv)
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"{', '.join(sorted(unknown))}: expected some of {', '.join(PARTS)}")
     folder = make_folder(options.results_dir, "perf")
-    findings = [
-        *_simulator(),
-        *_schedules(folder, options.repeats),
-        *_sleeping_schedules(folder),
-        *_against_torch(folder, options.repeats),
-        *_synthetic(folder),
-        *_harness(folder),
-    ]
+    findings = [finding for name in options.parts or PARTS for finding in PARTS[name](folder, options.repeats)]
     text = _table(findings)
     print(text)
     (folder / "perf.md").write_text(text + "\n")
@@ -72,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _simulator() -> list[Finding]:
+def _simulator(folder: Path, repeats: int) -> list[Finding]:
     """Build and play 1F1B on 1024 ranks with 4096 micro-batches, 8.4 million actions, in a process of its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         seconds, gibibytes = pool.apply(_play_at_size)
@@ -105,18 +101,12 @@ def _schedules(folder: Path, repeats: int) -> list[Finding]:
     return [min(findings, key=lambda finding: finding.measured)]
 
 
-def _sleeping_schedules(folder: Path) -> list[Finding]:
-    """10 ms each for F, I and W: what was measured beside what the simulator says of the same rows."""
+def _sleeping_schedules(folder: Path, repeats: int) -> list[Finding]:
+    """Stages of 10 ms each for F, I and W: what was measured beside what the simulator says of the same rows."""
     names = [*SCHEDULES, ZB_AUTO]
-    sleeping = [
-        "model=synthetic",
-        "stages=4",
-        "micro=16",
-        "batch=16",
-        "model.forward_s=0.005",
-        "model.backward_s=0.010",
-    ]
-    points = [_point(*sleeping, f"schedule={name}") for name in names]
+    chunks = {name: recipe.usual_chunks for name, recipe in SCHEDULES.items()} | {ZB_AUTO: 2}
+    times = ["model=synthetic", "stages=4", "micro=16", "batch=16", "model.forward_s=0.010", "model.backward_s=0.020"]
+    points = [_point(*times, f"schedule={name}", f"model.layers={4 * chunks[name]}") for name in names]
     results = _measure(folder / "sleeping", points, ("schedule",))
     findings = []
     for name, result in zip(names, results, strict=True):
@@ -150,7 +140,7 @@ def _against_torch(folder: Path, repeats: int) -> list[Finding]:
     return findings
 
 
-def _synthetic(folder: Path) -> list[Finding]:
+def _synthetic(folder: Path, repeats: int) -> list[Finding]:
     point = _point("model=synthetic", "stages=8", "micro=32")
     [result] = _measure(folder / "synthetic", [point], ())
     row = row_of(result, None)
@@ -164,7 +154,7 @@ def _synthetic(folder: Path) -> list[Finding]:
     ]
 
 
-def _harness(folder: Path) -> list[Finding]:
+def _harness(folder: Path, repeats: int) -> list[Finding]:
     """Time everything around the measuring of K=8 points, W&B offline included; the first starts W&B's service too."""
     points = [_point("stages=8", f"micro={micro}", "steps=3", "warmup=3") for micro in (4, 8, 16, 32)]
     began: list[float] = []
@@ -173,6 +163,17 @@ def _harness(folder: Path) -> list[Finding]:
     walls = [end - start for start, end in zip(began, [*began[1:], time.perf_counter()], strict=True)]
     overheads = [wall - measured for wall, measured in zip(walls, measuring, strict=True)]
     return [Finding("harness seconds per point at K=8, W&B offline", 1.5, statistics.mean(overheads), None)]
+
+
+PARTS: dict[str, Callable[[Path, int], list[Finding]]] = {
+    "simulator": _simulator,
+    "schedules": _schedules,
+    "sleeping": _sleeping_schedules,
+    "torch": _against_torch,
+    "synthetic": _synthetic,
+    "harness": _harness,
+}
+"""What can be measured, by name: a folder for raw files and the number of repeats to findings."""
 
 
 def _point(*overrides: str) -> RunConfig:

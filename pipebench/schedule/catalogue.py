@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-# Importing a module registers its schedules.
-import pipebench.schedule.v_shaped
-import pipebench.schedule.zero_bubble  # noqa: F401
+import pipebench.schedule.v_shaped  # noqa: F401  (registers its schedules)
 from pipebench.errors import ConfigError, ScheduleError
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import SCHEDULES
