@@ -84,7 +84,7 @@ def stage_rows(result: RunResult) -> list[StageRow]:
     repeat, schedule = result.repeats[0], result.schedule
     costs = _costs(result)
     predicted = predicted_activation_bytes(result)
-    transfer_s = _transfer_times(result)
+    transfer_s = transfer_times(result)
     busy = [_busy(step) for step in traces(result, repeat)]
     rows = []
     for stage, (rank, layers) in enumerate(zip(schedule.stage_ranks, result.layers_per_stage, strict=True)):
@@ -128,11 +128,11 @@ def replays(result: RunResult) -> list[Trace]:
     now another was slow, medians of each cost alone would describe a step that never was.
     """
     steps = [trace for repeat in result.repeats for trace in traces(result, repeat)]
-    schedule, transfer_s = result.schedule, _transfer_times(result)
+    schedule, transfer_s = result.schedule, transfer_times(result)
     return [simulate(schedule, step_costs(step), transfer_s) for step in steps]
 
 
-def _transfer_times(result: RunResult) -> list[float]:
+def transfer_times(result: RunResult) -> list[float]:
     """Return for each stage the one-way seconds of its input from another rank."""
     schedule = result.schedule
     times = [0.0] * schedule.num_stages

@@ -1,0 +1,91 @@
+"""Where a step's seconds went: named parts that add up to the measured median step, each the difference of two replays.
+
+All replays play the point's own rows. The first knows equal stages and nothing else; each further one switches one
+effect on and leaves those before it on. The order is fixed: what the schedule is designed for comes first, what the
+model and the link add next, what only a real machine does last. So a part says how much more its effect cost on top of
+those before it, and one that hides behind them shows as less.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipebench.metrics import step_costs
+from pipebench.record import RunResult, step_times, traces
+from pipebench.rows import transfer_times
+from pipebench.schedule.action import OPS, Op, Schedule, ops_of
+from pipebench.schedule.simulate import durations, play
+from pipebench.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Seconds of the median step by what they went to; the fields add up to it.
+
+    `compute_s`: forwards and backwards, spread evenly over the ranks. `fill_and_drain_s`: what the schedule idles with
+    equal stages, which is the bound. `recompute_s`, `imbalance_s`, `transfers_s`, `optimizer_s`: what each adds.
+    `jitter_s`: what comes of a stage's actions of one kind not all taking the same time. `overhead_s`: the rest, what
+    happens between actions and while ranks wait for a core.
+    """
+
+    compute_s: float
+    fill_and_drain_s: float
+    recompute_s: float
+    imbalance_s: float
+    transfers_s: float
+    optimizer_s: float
+    jitter_s: float
+    overhead_s: float
+
+    @property
+    def step_s(self) -> float:
+        return sum(astuple(self))
+
+
+PARTS = tuple(entry.name for entry in fields(Ledger))
+
+
+def ledger_of(result: RunResult) -> Ledger | None:
+    """Return the ledger of a measured point, None where no spans were recorded.
+
+    Every step is taken apart on its own and each part's median taken, but for the overhead: it is what the others
+    leave of the median step.
+    """
+    schedule, transfer_s = result.schedule, transfer_times(result)
+    steps = [trace for repeat in result.repeats for trace in traces(result, repeat)]
+    if not steps:
+        return None
+    step_s = median(time for repeat in result.repeats for time in step_times(repeat))
+    taken_apart = [_replayed(schedule, step, transfer_s) for step in steps]
+    parts = [median(part) for part in zip(*taken_apart, strict=True)]
+    return Ledger(*parts, overhead_s=step_s - sum(parts))
+
+
+def _replayed(schedule: Schedule, step: Trace, transfer_s: Sequence[float]) -> list[float]:
+    """Return the parts of one step up to jitter: the first replay, and what each further one adds."""
+    costs_s = durations(schedule, step_costs(step))
+    ops = ops_of(schedule.codes)
+    of_recompute, of_optimizer = (ops == OPS.index(op) for op in (Op.RECOMPUTE, Op.OPTIMIZER))
+    equal_s = _mean_by_op(costs_s, ops)
+    bare_s = np.where(of_recompute | of_optimizer, 0.0, equal_s)
+    with_recompute_s = np.where(of_optimizer, 0.0, equal_s)
+    uneven_s = np.where(of_optimizer, 0.0, costs_s)
+    makespans_s = [
+        float(bare_s.sum()) / schedule.num_ranks,
+        play(schedule, bare_s).makespan_s,
+        play(schedule, with_recompute_s).makespan_s,
+        play(schedule, uneven_s).makespan_s,
+        play(schedule, uneven_s, transfer_s).makespan_s,
+        play(schedule, costs_s, transfer_s).makespan_s,
+        play(schedule, step.duration_s - step.delay_s, transfer_s).makespan_s,
+    ]
+    return np.diff(makespans_s, prepend=0.0).tolist()
+
+
+def _mean_by_op(costs_s: NDArray[np.float64], ops: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return every action at the mean cost of its op over all stages."""
+    means = np.bincount(ops, costs_s) / np.maximum(np.bincount(ops), 1)
+    return np.asarray(means[ops])
