@@ -18,6 +18,8 @@ from pipebench.harness.sweep import Observer, Plan, make_folder, plan_sweep, run
 from pipebench.machine import this_machine
 from pipebench.record import RunResult
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
+from pipebench.schedule.builders import SCHEDULES
+from pipebench.schedule.catalogue import takes_chunks
 from pipebench.tracking import Tracker, commands, make_tracker
 
 
@@ -43,7 +45,8 @@ def _main(arguments: list[str]) -> int:
         if grid is None:
             return 0
         machine = this_machine()
-        plan = plan_sweep([resolve(point, machine) for point in grid.points], grid.swept, grid.experiment or "sweep")
+        points = [resolve(point, machine) for point in _defined(grid)]
+        plan = plan_sweep(points, grid.swept, grid.experiment or "sweep")
         folder = _make_folder(grid)
     except ConfigError as error:
         print(f"ConfigError: {error}", file=sys.stderr)
@@ -52,6 +55,18 @@ def _main(arguments: list[str]) -> int:
         print(f"ScheduleError: {error}", *filter(None, [error.grid]), sep="\n", file=sys.stderr)
         return 2
     return _run(plan, folder, grid.points[0])
+
+
+def _defined(grid: Grid) -> Sequence[RunConfig]:
+    """Return the points, without those whose schedule has no such number of stages a rank where that is swept."""
+    if not {"schedule", "chunks"} <= set(grid.swept):
+        return grid.points
+    undefined = [p for p in grid.points if p.schedule in SCHEDULES and type(p.chunks) is int
+                 and not takes_chunks(p.schedule, p.chunks)]  # fmt: skip
+    if undefined:
+        what = ", ".join(dict.fromkeys(f"{point.schedule} with chunks={point.chunks}" for point in undefined))
+        print(f"left out, since not defined: {what}")
+    return [point for point in grid.points if point not in undefined]
 
 
 def _make_folder(grid: Grid) -> Path:

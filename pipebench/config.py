@@ -180,6 +180,8 @@ def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     threads = _resolve_threads(config, machine)
     if config.engine == "torch":
         _check_torch_engine(dataclasses.replace(config, device=device), machine)
+    if config.engine != "simulate":
+        config = dataclasses.replace(config, profile=None)  # real runs measure, so that both may stand in one sweep
     _check_profile(config)
     return dataclasses.replace(config, device=device, threads=threads)
 
@@ -197,14 +199,14 @@ def key_of(config: RunConfig) -> str:
 
 
 def num_stages_of(config: RunConfig) -> list[int]:
-    """Return the numbers of stages the model may be cut into: stages x chunks; two where a search chooses."""
+    """Return the numbers of stages the model may be cut into: stages x chunks; several where a search chooses."""
     if is_file(config.schedule):
         return [build(config.schedule, config.stages, config.micro).num_stages]
     if config.chunks == "auto":
         most = config.model.num_layers
         if isinstance(config.partition, list):
             return [len(config.partition)]
-        return [config.stages * chunks for chunks in (1, 2) if config.stages * chunks <= most] or [config.stages]
+        return [config.stages * chunks for chunks in range(1, most // config.stages + 1)] or [config.stages]
     return [config.stages * config.chunks]
 
 
@@ -336,13 +338,13 @@ def _check_fit(config: RunConfig) -> None:
     if not isinstance(counts, list) or not all(type(count) is int and count >= 1 for count in counts):
         _fail("partition", counts, f"one of {', '.join(PARTITIONS)}, or a list of layer counts of at least 1")
     searched = config.schedule == ZB_AUTO and config.chunks == "auto"
-    allowed = [config.stages, 2 * config.stages] if searched else num_stages
-    if len(counts) not in allowed or sum(counts) != num_layers:
+    fits = len(counts) % config.stages == 0 if searched else len(counts) in num_stages
+    if not fits or sum(counts) != num_layers:
+        wanted = f"a multiple of {config.stages}" if searched else num_stages[0]
         _fail(
             "partition",
             counts,
-            f"{' or '.join(map(str, allowed))} counts (stages x chunks) that add up to {num_layers}, "
-            f"the layers of model={config.model.name}",
+            f"{wanted} counts (stages x chunks) that add up to {num_layers}, the layers of model={config.model.name}",
         )
 
 
@@ -356,8 +358,6 @@ def _resolve_chunks(config: RunConfig) -> Any:
             _fail("chunks", chunks, f"auto with schedule={config.schedule}, whose rows say which stages a rank has")
         return chunks
     if config.schedule == ZB_AUTO:
-        if chunks not in ("auto", 1, 2):
-            _fail("chunks", chunks, f"auto, 1 or 2 with schedule={ZB_AUTO}")
         return chunks
     return SCHEDULES[config.schedule].usual_chunks if chunks == "auto" else chunks
 
@@ -389,8 +389,6 @@ def _check_schedule(config: RunConfig) -> None:
 
 def _check_profile(config: RunConfig) -> None:
     if config.engine != "simulate":
-        if config.profile is not None:
-            _fail("profile", config.profile, f"null with engine={config.engine}: only engine=simulate reads costs")
         return
     if config.profile is None and config.model.kind != "synthetic":
         _fail("profile", "null", "a result.json of a real run, or a YAML of costs, with engine=simulate")

@@ -4,7 +4,7 @@ Times and activations are taken to grow in proportion to the samples of a micro-
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -110,7 +110,7 @@ def load_profile(config: RunConfig) -> Profile:
         assert isinstance(config.model, SyntheticConfig)
         return _synthetic(config.model)
     path = Path(config.profile)
-    profile = _from_result(path) if path.suffix == ".json" else _from_yaml(path, config.model.num_layers)
+    profile = _from_result(path, config) if path.suffix == ".json" else _from_yaml(path, config.model.num_layers)
     if len(profile.layers.names) != config.model.num_layers:
         raise ConfigError(
             f"profile={path}: has {len(profile.layers.names)} layers: expected {config.model.num_layers}, "
@@ -138,60 +138,83 @@ def _synthetic(model: SyntheticConfig) -> Profile:
     return Profile(layers, [0.0] * model.layers, Link())
 
 
-def _from_result(path: Path) -> Profile:
+def _from_result(path: Path, config: RunConfig) -> Profile:
     try:
         result = read_result(path)
         if result.profile is None or not result.repeats:
             raise ConfigError(f"profile={path}: status {result.status}: expected the result of a measured point")
+        for key in ("model", "precision"):
+            theirs, ours = getattr(result.config, key), getattr(config, key)
+            if theirs != ours:
+                raise ConfigError(f"profile={path}: is of {_named(key, theirs)}: expected {_named(key, ours)}")
         costs = action_costs([trace for repeat in result.repeats for trace in traces(result, repeat)])
+        if not costs:
+            raise ConfigError(f"profile={path}: engine={result.config.engine} recorded no spans: expected pipebench's")
         return _spread(result, result.profile, costs)
     except (ResultError, ValueError) as error:
         raise ConfigError(f"profile={error}") from error
 
 
+def _named(key: str, value: Any) -> str:
+    if not is_dataclass(value) or isinstance(value, type):
+        return f"{key}={value}"
+    return ", ".join(f"{key}.{name}={setting}" for name, setting in asdict(value).items() if name != "kind")
+
+
 def _spread(result: RunResult, layers: LayerProfile, costs: dict[tuple[int, Op], float]) -> Profile:
-    """Spread the stages' measured seconds over their layers, in proportion to the layers' own where those are known."""
-    if not costs:
-        raise ConfigError(
-            f"profile: engine={result.config.engine} recorded no spans: expected a run of engine=pipebench"
-        )
-    spans = _spans(result.layers_per_stage)
+    """Spread the stages' measured seconds over their layers, in proportion to the layers' own where those are known.
 
-    def spread(op: Op, shares: Sequence[float]) -> list[float]:
-        spread_s: list[float] = []
-        for stage, (first, end) in enumerate(spans):
-            own = list(shares[first:end]) if shares and sum(shares[first:end]) > 0 else [1.0] * (end - first)
-            spread_s += [costs.get((stage, op), 0.0) * share / sum(own) for share in own]
-        return spread_s
+    A backward that was measured in one piece alone is cut as its layers' parts compare, in half where they were not
+    timed; of one that was measured in parts alone, the parts are the whole.
+    """
+    forward_s: list[float] = []
+    backward_s: list[float] = []
+    input_s: list[float] = []
+    weight_s: list[float] = []
+    optimizer_s: list[float] = []
+    unknown = [1.0] * len(layers.names)
+    for stage, (first, end) in enumerate(_spans(result.layers_per_stage)):
 
-    split = any(op == Op.INPUT_GRADIENT for _, op in costs)
-    if split:
-        input_s, weight_s = spread(Op.INPUT_GRADIENT, layers.input_s), spread(Op.WEIGHT_GRADIENT, layers.weight_s)
-        backward_s = [a + b for a, b in zip(input_s, weight_s, strict=True)]
-    else:
-        backward_s = spread(Op.BACKWARD, layers.backward_s)
-        timed = zip(layers.input_s, layers.weight_s, strict=True) if layers.input_s else [(1.0, 1.0)] * len(backward_s)
-        share = [of_weight / (of_input + of_weight) if of_weight else 0.0 for of_input, of_weight in timed]
-        weight_s = [seconds * part for seconds, part in zip(backward_s, share, strict=True)]
-        input_s = [seconds - part for seconds, part in zip(backward_s, weight_s, strict=True)]
-    crossing = [t for repeat in result.repeats for rank in repeat.ranks for t in rank.transfer_s if t > 0]
-    return Profile(
-        layers=LayerProfile(
-            num_samples=layers.num_samples,
-            names=layers.names,
-            forward_s=spread(Op.FORWARD, layers.forward_s),
-            backward_s=backward_s,
-            input_s=input_s,
-            weight_s=weight_s,
-            parameter_bytes=layers.parameter_bytes,
-            saved_bytes=layers.saved_bytes,
-            put_off_bytes=layers.put_off_bytes,
-            input_bytes=layers.input_bytes,
-            saves_input=layers.saves_input,
-        ),
-        optimizer_s=spread(Op.OPTIMIZER, layers.parameter_bytes),
-        link=Link(latency_s=median(crossing) if crossing else 0.0),
-    )
+        def spread(op: Op, shares: Sequence[float], stage: int = stage, own: slice = slice(first, end)) -> list[float]:
+            return _divided(costs.get((stage, op), 0.0), (shares or unknown)[own])
+
+        forward_s += spread(Op.FORWARD, layers.forward_s)
+        optimizer_s += spread(Op.OPTIMIZER, [float(size) for size in layers.parameter_bytes])
+        whole = spread(Op.BACKWARD, layers.backward_s)
+        of_input = spread(Op.INPUT_GRADIENT, layers.input_s)
+        of_weight = spread(Op.WEIGHT_GRADIENT, layers.weight_s)
+        if (stage, Op.INPUT_GRADIENT) not in costs:
+            timed_s = zip(layers.input_s or unknown, layers.weight_s or unknown, strict=True)
+            shares = list(timed_s)[first:end]
+            cut = [_divided(seconds, share) for seconds, share in zip(whole, shares, strict=True)]
+            of_input, of_weight = [i for i, _ in cut], [w for _, w in cut]
+        if (stage, Op.BACKWARD) not in costs:
+            whole = [i + w for i, w in zip(of_input, of_weight, strict=True)]
+        backward_s, input_s, weight_s = backward_s + whole, input_s + of_input, weight_s + of_weight
+    timed = replace(layers, forward_s=forward_s, backward_s=backward_s, input_s=input_s, weight_s=weight_s)
+    return Profile(timed, optimizer_s, _link(result, layers))
+
+
+def _divided(total: float, shares: Sequence[float]) -> list[float]:
+    """Return `total` in proportion to the shares, evenly where those are all 0."""
+    whole = sum(shares)
+    return [total * share / whole if whole > 0 else total / len(shares) for share in shares]
+
+
+def _link(result: RunResult, layers: LayerProfile) -> Link:
+    """Return the link as measured: medians over all transfers between ranks. A run on one rank has none: free."""
+    crossed = []
+    first_layers = [first for first, _ in _spans(result.layers_per_stage)]
+    for repeat in result.repeats:
+        for record in repeat.ranks:
+            stages = result.schedule.stages_of_rank(record.rank)
+            for stage, transfer_s, latency_s in zip(stages, record.transfer_s, record.latency_s, strict=True):
+                if transfer_s > 0:
+                    crossed.append((latency_s, transfer_s, layers.input_bytes[first_layers[stage]]))
+    if not crossed:
+        return Link()
+    latency_s, transfer_s, num_bytes = (median(column) for column in zip(*crossed, strict=True))
+    return Link.through(latency_s, num_bytes, transfer_s)
 
 
 _BYTES = ("parameter_bytes", "saved_bytes", "put_off_bytes", "input_bytes")
@@ -212,13 +235,15 @@ def _from_yaml(path: Path, num_layers: int) -> Profile:
     def layers_of(key: str, default: list[float] | None = None) -> list[float]:
         value: Any = costs.get(key, default)
         values: list[Any] = value if isinstance(value, list) else [value] * num_layers
-        if not all(type(each) in (int, float) and each >= 0 for each in values):
+        if not all(type(each) in (int, float) and 0 <= each < float("inf") for each in values):
             raise ConfigError(f"profile={path}: {key}={value}: expected a number of at least 0, or a list of such")
         if len(values) != num_layers:
             raise ConfigError(f"profile={path}: {key}: has {len(values)} numbers: expected {num_layers}, one a layer")
         return [float(each) for each in values]
 
     forward_s = layers_of("forward_s")
+    if not sum(forward_s) > 0:
+        raise ConfigError(f"profile={path}: forward_s={costs['forward_s']}: expected some seconds above 0")
     if "input_s" in costs or "weight_s" in costs:
         input_s, weight_s = layers_of("input_s"), layers_of("weight_s")
         backward_s = layers_of("backward_s", [a + b for a, b in zip(input_s, weight_s, strict=True)])
@@ -229,7 +254,7 @@ def _from_yaml(path: Path, num_layers: int) -> Profile:
     sizes = {key: [round(size) for size in layers_of(key, zeros)] for key in _BYTES}
     return Profile(
         layers=LayerProfile(
-            num_samples=int(_number(path, costs, "num_samples", 1, above=0)),
+            num_samples=_num_samples(path, costs),
             names=["layer"] * num_layers,
             forward_s=forward_s,
             backward_s=backward_s,
@@ -243,9 +268,16 @@ def _from_yaml(path: Path, num_layers: int) -> Profile:
     )
 
 
+def _num_samples(path: Path, costs: dict[str, Any]) -> int:
+    value = costs.get("num_samples", 1)
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"profile={path}: num_samples={value}: expected a whole number of at least 1")
+    return value
+
+
 def _number(path: Path, costs: dict[str, Any], key: str, default: float, above: float = -1.0) -> float:
     value = costs.get(key, default)
-    if type(value) not in (int, float) or value < 0 or value <= above:
+    if type(value) not in (int, float) or not value >= 0 or value <= above or (key in costs and value == float("inf")):
         wanted = "above 0" if above == 0 else "of at least 0"
         raise ConfigError(f"profile={path}: {key}={value}: expected a number {wanted}")
     return float(value)

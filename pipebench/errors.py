@@ -3,6 +3,7 @@
     PipebenchError
     ├── ConfigError      the command line or a config file asks for something impossible
     ├── ScheduleError    a schedule's rows are incomplete, doubled or cannot proceed
+    │   └── LimitError   ... or no order keeps the memory limit
     ├── ResultError      a result folder cannot be read
     └── PointError       a point failed while it ran
         └── StageError   ... inside one action of one rank
@@ -25,6 +26,14 @@ class ScheduleError(PipebenchError):
     def __init__(self, text: str, grid: str = "") -> None:
         super().__init__(text)
         self.grid = grid
+
+
+class LimitError(ScheduleError):
+    """A memory limit, and the least that would do, which `needed_bytes` holds."""
+
+    def __init__(self, text: str, needed_bytes: float) -> None:
+        super().__init__(text)
+        self.needed_bytes = needed_bytes
 
 
 class ResultError(PipebenchError):

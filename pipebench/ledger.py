@@ -42,7 +42,7 @@ class Ledger:
 
     @property
     def step_s(self) -> float:
-        return sum(astuple(self))
+        return float(sum(astuple(self)))
 
 
 PARTS = tuple(entry.name for entry in fields(Ledger))
@@ -61,7 +61,7 @@ def ledger_of(result: RunResult) -> Ledger | None:
     step_s = median(time for repeat in result.repeats for time in step_times(repeat))
     taken_apart = [_replayed(schedule, step, transfer_s) for step in steps]
     parts = [median(part) for part in zip(*taken_apart, strict=True)]
-    return Ledger(*parts, overhead_s=step_s - sum(parts))
+    return Ledger(**dict(zip(PARTS, [*parts, step_s - sum(parts)], strict=True)))
 
 
 def _replayed(schedule: Schedule, step: Trace, transfer_s: Sequence[float]) -> list[float]:

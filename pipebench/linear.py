@@ -72,13 +72,14 @@ class Linear(nn.Linear):
 def adopt(module: nn.Module, queue: WeightQueue | None) -> int:
     """Let the linear layers inside `module` use `queue`, plain nn.Linear ones too; return how many have work for it.
 
-    Subclasses of nn.Linear other than ours are left alone: what they compute is theirs to know.
+    Subclasses of nn.Linear other than ours are left alone, and so are layers whose weight is computed from other
+    parameters (`nn.utils.weight_norm` and the like): what they compute is theirs to know.
     """
     num_adopted = 0
     for layer in module.modules():
-        if type(layer) is nn.Linear:
+        if type(layer) is nn.Linear and "weight" in layer._parameters:
             layer.__class__ = Linear
-        if isinstance(layer, Linear):
+        if isinstance(layer, Linear) and "weight" in layer._parameters:
             layer.queue = queue
             num_adopted += layer.weight.requires_grad
     return num_adopted

@@ -68,7 +68,8 @@ class RankRecord:
 
     `spans[i]` holds (start, end, delay) for each action of the rank's row, or nothing where an engine cannot
     tell. `transfer_s` holds for each of the rank's stages the one-way time of its input from another rank, 0 where
-    that comes from this one. `losses` covers every training step, warm-up included, on the rank of the last stage.
+    that comes from this one; `latency_s` that of an almost empty tensor. `losses` covers every training step, warm-up
+    included, on the rank of the last stage.
     """
 
     rank: int
@@ -78,6 +79,7 @@ class RankRecord:
     losses: list[float]
     grad_rel_error: float | None
     transfer_s: list[float]
+    latency_s: list[float]
     spans: list[list[tuple[float, float, float]]]
     memory: StageMemory
     peak_rss_bytes: int

@@ -80,6 +80,7 @@ def rank_record(rank: int, spans: list[tuple[float, float, float]], step_s: floa
         losses=[2.0, 1.0],
         grad_rel_error=1e-7,
         transfer_s=[0.0],
+        latency_s=[0.0],
         spans=[spans],
         memory=StageMemory(MIB, MIB, 0, rank * MIB, 0, 0),
         peak_rss_bytes=100 * MIB,

@@ -92,6 +92,7 @@ def a_rank(rank: int, num_actions: int) -> RankRecord:
         losses=[2.0, 1.5, 1.25, 1.0, math.nan] if rank == 1 else [],
         grad_rel_error=1e-7,
         transfer_s=[0.001 * rank],
+        latency_s=[0.0],
         spans=spans,
         memory=StageMemory(100, 200, 300, 400, 0, 0),
         peak_rss_bytes=10_000,

@@ -1,6 +1,4 @@
-"""What lies between two ranks: latency and bandwidth, from round trips of a small and of a large tensor."""
-
-import statistics
+"""What lies between two ranks: latency and bandwidth, from an almost empty and a large tensor."""
 
 import torch
 import torch.distributed as dist
@@ -9,25 +7,18 @@ from pipebench.engine.stage import TensorSpec
 from pipebench.harness.jobs import LinkJob
 from pipebench.harness.launch import Report
 from pipebench.harness.setting import claim_cores
-from pipebench.harness.wire import join_group, round_trip, transport_between
+from pipebench.harness.wire import EMPTY_TENSOR, join_group, one_way_time, transport_between
 from pipebench.schedule.simulate import Link
 
-_SMALL, _LARGE = 256, 1 << 20
-"""Elements of four bytes."""
+_LARGE = TensorSpec((1 << 20,), torch.float32)
 
 
 def measure_link(job: LinkJob, report: Report) -> Link:
-    """Measure on both ranks; the medians of rank 0's round trips, halved, give the two unknowns."""
+    """Measure on both ranks, and return what this one saw."""
     join_group(job.config, job.rank, 2, job.store)
     device = claim_cores(job.config, job.cores, job.rank)
     transport = transport_between([(0, 1), (1, 0)], job.config, job.rank, 2, device)
-    times = []
-    for elements in (_SMALL, _LARGE):
-        spec = TensorSpec((elements,), torch.float32)
-        trips = [round_trip(transport, job.rank, 0, 1, spec) for _ in range(20)]
-        times.append(statistics.median(trips) / 2)
+    empty_s, large_s = (one_way_time(transport, job.rank, 0, 1, spec) for spec in (EMPTY_TENSOR, _LARGE))
     dist.barrier()
     dist.destroy_process_group()
-    small_s, large_s = times
-    bytes_per_s = 4 * (_LARGE - _SMALL) / max(large_s - small_s, 1e-9)
-    return Link(small_s, bytes_per_s)
+    return Link.through(empty_s, _LARGE.num_bytes, large_s)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pipebench.config import RunConfig, limit_in_pipelines, num_stages_of
 from pipebench.costs import Profile, stage_activations, stage_costs, transfer_times
 from pipebench.engine.partition import split_by_cost, split_uniformly
-from pipebench.errors import ScheduleError
+from pipebench.errors import LimitError
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import Recompute, with_recompute
 from pipebench.schedule.catalogue import ZB_AUTO, build
@@ -25,7 +25,7 @@ class Prepared:
 def prepare(config: RunConfig, profile: Profile) -> Prepared:
     """Cut the model and build the schedule; `profile` is for the point's own micro-batch size.
 
-    Raise ScheduleError when a search finds nothing within its limit.
+    Raise LimitError when a search finds nothing within its limit.
     """
     if config.schedule == ZB_AUTO:
         return _searched(config, profile)
@@ -51,22 +51,25 @@ def partition(config: RunConfig, profile: Profile, num_stages: int) -> list[int]
 
 
 def _searched(config: RunConfig, profile: Profile) -> Prepared:
-    """Search straight and, where the model has layers enough, V-shaped placements; keep the faster."""
+    """Search with one stage a rank and with as many more as the model has layers for; keep the fastest."""
     found: list[tuple[Found, list[int]]] = []
-    failures: list[ScheduleError] = []
+    failures: list[LimitError] = []
     for num_stages in num_stages_of(config):
         counts = partition(config, profile, num_stages)
         try:
             found.append((_search(config, profile, counts), counts))
-        except ScheduleError as error:
+        except LimitError as error:
             failures.append(error)
     if not found:
-        raise failures[-1]
+        raise min(failures, key=lambda error: error.needed_bytes)
     best, counts = min(found, key=lambda each: each[0].predicted_s)
     rival = min((each for each, _ in found), key=lambda each: each.best_known_s)
-    message = f"predicts {best.predicted_s * 1e3:.1f} ms within {best.limit_bytes / 2**20:.3g} MiB a rank"
+    message = (
+        f"predicts {best.predicted_s * 1e3:.1f} ms before the optimizer, "
+        f"within {best.limit_bytes / 2**20:.3g} MiB of modelled activations a rank"
+    )
     if rival.best_known:
-        message += f"; {rival.best_known} {rival.best_known_s * 1e3:.1f} ms"
+        message += f"; best hand-written: {rival.best_known} {rival.best_known_s * 1e3:.1f} ms"
     return Prepared(counts, best.schedule, message)
 
 

@@ -30,11 +30,11 @@ def simulate_point(result: RunResult) -> RunResult:
     profile = for_samples(load_profile(config), micro_batch_sizes(config.batch, config.micro)[0])
     prepared = prepare(config, profile)
     counts, schedule = prepared.layers_per_stage, with_optimizer(prepared.schedule)
-    trace = simulate(schedule, stage_costs(profile, counts), transfer_times(profile, counts))
+    transfer_s = transfer_times(profile, counts)
+    trace = simulate(schedule, stage_costs(profile, counts), transfer_s)
     memory = _memory(config, profile, counts, schedule)
-    ranks = [
-        _record(rank, schedule, trace, transfer_times(profile, counts), memory[rank]) for rank in range(config.stages)
-    ]
+    latency_s = profile.link.latency_s
+    ranks = [_record(rank, schedule, trace, transfer_s, latency_s, memory[rank]) for rank in range(config.stages)]
     return dataclasses.replace(
         result,
         status="simulated",
@@ -70,13 +70,14 @@ def _memory(
 
 
 def _record(
-    rank: int, schedule: Schedule, trace: Trace, transfer_s: Sequence[float], memory: StageMemory
+    rank: int, schedule: Schedule, trace: Trace, transfer_s: Sequence[float], latency_s: float, memory: StageMemory
 ) -> RankRecord:
     """Return what a real rank would have delivered of the simulated step."""
     first = sum(len(row) for row in schedule.rows[:rank])
     own = slice(first, first + len(schedule.rows[rank]))
     times = zip(trace.start_s[own].tolist(), trace.end_s[own].tolist(), trace.delay_s[own].tolist(), strict=True)
     owner = schedule.stage_ranks
+    from_others = [stage > 0 and owner[stage - 1] != rank for stage in schedule.stages_of_rank(rank)]
     return RankRecord(
         rank=rank,
         warmup_step_s=[],
@@ -85,9 +86,10 @@ def _record(
         losses=[],
         grad_rel_error=None,
         transfer_s=[
-            transfer_s[stage] if stage > 0 and owner[stage - 1] != rank else 0.0
-            for stage in schedule.stages_of_rank(rank)
+            transfer_s[stage] if crosses else 0.0
+            for stage, crosses in zip(schedule.stages_of_rank(rank), from_others, strict=True)
         ],
+        latency_s=[latency_s if crosses else 0.0 for crosses in from_others],
         spans=[list(times)],
         memory=memory,
         peak_rss_bytes=0,

@@ -45,7 +45,7 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was measured before some point and serves others too: layers by what they depend on, links by device."""
+    """What was measured before some point and serves others too: both by what they depend on."""
 
     profiles: dict[str, LayerProfile]
     links: dict[str, Link]
@@ -197,15 +197,16 @@ def _profile(config: RunConfig, known: Known, observer: Observer) -> LayerProfil
 
 
 def _link(config: RunConfig, known: Known, observer: Observer) -> Link:
-    """Measure what a search must know of transfers, once per device; who searches nothing needs nothing."""
+    """Measure what a search must know of transfers, once per device and threads; who searches nothing needs nothing."""
     if config.schedule != ZB_AUTO or config.stages == 1:
         return Link()
-    if config.device not in known.links:
+    name = f"{config.device}/{config.threads}"
+    if name not in known.links:
         with tempfile.TemporaryDirectory(prefix="pipebench-") as scratch:
             cores = _cores_of(config, num_ranks=2)
             jobs = [LinkJob(config, rank, cores[rank], str(Path(scratch) / "store")) for rank in range(2)]
-            known.links[config.device], _ = run_group(MEASURE_LINK, jobs, config.device, observer.progress)
-    return known.links[config.device]
+            known.links[name], _ = run_group(MEASURE_LINK, jobs, config.device, observer.progress)
+    return known.links[name]
 
 
 def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: str) -> list[RankJob]:

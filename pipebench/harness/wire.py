@@ -2,6 +2,7 @@
 
 import os
 import socket
+import statistics
 import time
 from collections.abc import Iterable
 from datetime import timedelta
@@ -16,6 +17,9 @@ from pipebench.engine.transport import ProcessTransport, process_groups
 from pipebench.schedule.action import Action, Op, Transfer
 
 GROUP_TIMEOUT = timedelta(minutes=10)
+
+EMPTY_TENSOR = TensorSpec((1,), torch.float32)
+"""What measures a link's latency."""
 
 _TRIP_TAG = 1 << 24
 """Above every tag of a schedule."""
@@ -43,7 +47,14 @@ def _own_gpu_each(config: RunConfig, num_ranks: int) -> bool:
     return config.device == "cuda" and torch.cuda.device_count() >= num_ranks
 
 
-def round_trip(transport: ProcessTransport, rank: int, starts: int, other: int, spec: TensorSpec) -> float:
+def one_way_time(
+    transport: ProcessTransport, rank: int, starts: int, other: int, spec: TensorSpec, rounds: int = 20
+) -> float:
+    """Return half the median round trip of such a tensor between two ranks; both call this."""
+    return statistics.median(_round_trip(transport, rank, starts, other, spec) for _ in range(rounds)) / 2
+
+
+def _round_trip(transport: ProcessTransport, rank: int, starts: int, other: int, spec: TensorSpec) -> float:
     """Send a boundary tensor from rank `starts` to rank `other` and back; return the seconds it took on this rank."""
     action = Action(Op.FORWARD, 0, 0)
     there = Transfer(action, action, starts, other)

@@ -7,7 +7,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -28,13 +27,12 @@ from pipebench.harness.jobs import RankJob
 from pipebench.harness.launch import Progress, Report
 from pipebench.harness.memory import measure_memory, peak_rss_bytes, reset_peaks
 from pipebench.harness.setting import autocast_of, claim_cores
-from pipebench.harness.wire import join_group, round_trip, transport_between
+from pipebench.harness.wire import EMPTY_TENSOR, join_group, one_way_time, transport_between
 from pipebench.models import layer_sequence
 from pipebench.models.layers import LayerSequence, build_layers
 from pipebench.peers.torch_pipelining import TorchPipeline
 from pipebench.record import RankRecord
 
-GROUP_TIMEOUT = timedelta(minutes=10)
 STEADY_WINDOW = 3
 STEADY_FRACTION = 0.02
 
@@ -78,7 +76,7 @@ def measure_rank(job: RankJob, report: Report) -> RankRecord:
     with phases("warming up"):
         warmup_s, steady = run.until_steady(config.warmup)
     with phases("timing transfers"):
-        transfer_s = bench.transfer_times(transport)
+        transfer_s, latency_s = bench.transfer_times(transport)
     reset_peaks(device)
     with phases("measuring"), _garbage_frozen():
         step_s, spans = run.timed(config.steps)
@@ -99,6 +97,7 @@ def measure_rank(job: RankJob, report: Report) -> RankRecord:
         losses=run.losses,
         grad_rel_error=error,
         transfer_s=transfer_s,
+        latency_s=latency_s,
         spans=spans,
         memory=memory,
         peak_rss_bytes=rss,
@@ -188,24 +187,25 @@ class Bench:
             parameter.grad = None
         return error
 
-    def transfer_times(self, transport: ProcessTransport, rounds: int = 20) -> list[float]:
-        """Return for each of this rank's stages the one-way seconds of its input from the rank before, 0 from its own.
+    def transfer_times(self, transport: ProcessTransport) -> tuple[list[float], list[float]]:
+        """Return for each of this rank's stages the one-way seconds of its input, and those of an almost empty tensor.
 
-        Half of a round trip, median, one pair of ranks at a time while the others wait. The whole group calls this.
+        0 where the input comes from this rank. Half of a round trip, median, one pair of ranks at a time while the
+        others wait. The whole group calls this.
         """
         owner, rank = self._job.schedule.stage_ranks, self._job.rank
-        times = dict.fromkeys(self._job.schedule.stages_of_rank(rank), 0.0)
+        times = dict.fromkeys(self._job.schedule.stages_of_rank(rank), (0.0, 0.0))
         for stage in range(1, len(owner)):
             there, here = owner[stage - 1], owner[stage]
             if there == here:
                 continue
             dist.barrier()
             if rank in (there, here):
-                spec = self._boundary_specs[stage][0]
-                trips = [round_trip(transport, rank, here, there, spec) for _ in range(rounds)]
+                sizes = (self._boundary_specs[stage][0], EMPTY_TENSOR)
+                whole, empty = (one_way_time(transport, rank, here, there, spec) for spec in sizes)
                 if rank == here:
-                    times[stage] = statistics.median(trips) / 2
-        return list(times.values())
+                    times[stage] = (whole, empty)
+        return [whole for whole, _ in times.values()], [empty for _, empty in times.values()]
 
     def _agree_on_boundaries(self, stages: Mapping[int, Stage], device: str) -> dict[int, list[TensorSpec]]:
         """Learn the shapes around this rank's stages: a stage's owner works its output out and tells the others."""

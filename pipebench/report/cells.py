@@ -53,6 +53,11 @@ def marks(row: Row) -> str:
     return ("*" if row["oversubscribed"] else "") + ("~" if row["status"] in MEASURED and not row["steady"] else "")
 
 
+def kind(row: Row) -> str:
+    """Return the status of a point that is comparable and yet no ordinary measurement, to stand behind its number."""
+    return f" {row['status']}" if row["status"] in ("unchecked", "simulated") else ""
+
+
 def escape(value: object) -> str:
     """Return text that stays text in a Markdown cell and in HTML, on one line."""
     return " ".join(str(value).replace("&", "&amp;").translate(_SPECIAL).split())

@@ -32,15 +32,20 @@ Draw = Callable[["Axes", Sequence[Row], Colour], None]
 def bubble_picture(rows: Sequence[Row]) -> bytes | None:
     """Return the PNG of measured, replayed and bound bubble fraction, or None when no step was traced."""
     drawn = [row for row in rows if row["status"] in COMPARABLE and row["bubble_fraction"] is not None]
-    labels = ["measured", "replayed", "bound"]
+    labels = [_measured_or_simulated(drawn), "replayed", "bound"]
     return _picture(drawn, "Bubble fraction: how much of K devices stood idle", "idle / makespan", labels, _bubble)
 
 
 def throughput_picture(rows: Sequence[Row]) -> bytes | None:
     """Return the PNG of samples per second with 95 % intervals, or None when nothing was measured."""
     drawn = [row for row in rows if row["status"] in COMPARABLE]
-    labels = ["median, 95 % interval"]
+    labels = ["median, 95 % interval" if _measured_or_simulated(drawn) == "measured" else "simulated"]
     return _picture(drawn, "Throughput: training samples per second", "samples / s", labels, _throughput)
+
+
+def _measured_or_simulated(rows: Sequence[Row]) -> str:
+    simulated = [row["status"] == "simulated" for row in rows]
+    return "simulated" if rows and all(simulated) else "measured or simulated" if any(simulated) else "measured"
 
 
 def schedules_picture(rows: Sequence[Row]) -> bytes | None:

@@ -60,6 +60,7 @@ def page(sweep: Sweep, rows: Sequence[Row], pictures: Sequence[str]) -> str:
         "## Results",
         *(f"![{_ALTERNATIVES.get(name, name)}]({name})" for name in pictures),
         *_schedules(rows),
+        *_notes(rows),
         *_tables(rows),
         "**Marks.** " + "; ".join(legend(rows)) + ".",
         "## How to read the bubble",
@@ -103,6 +104,16 @@ def _schedules(rows: Sequence[Row]) -> list[str]:
     for title, table in comparisons(rows).items():
         parts += [f"### Schedules by step time, {escape(title)}", table]
     return parts
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """Return what points have to say that did run: what a search predicted, for one."""
+    lines = [
+        f"- {_name(row, rows)}: {escape(row['message'])}"
+        for row in rows
+        if row["status"] in COMPARABLE and row["message"]
+    ]
+    return ["\n".join(lines)] if lines else []
 
 
 def _tables(rows: Sequence[Row]) -> list[str]:

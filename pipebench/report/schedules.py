@@ -6,7 +6,7 @@ split backward; so every row of the one kind names the best of the other.
 
 from collections.abc import Sequence
 
-from pipebench.report.cells import NOTHING, bubble, digits, escape, marks, mebibytes, milliseconds
+from pipebench.report.cells import NOTHING, bubble, digits, escape, kind, marks, mebibytes, milliseconds
 from pipebench.report.grid import K, M, axes_of
 from pipebench.report.tables import markdown
 from pipebench.rows import COMPARABLE, Row
@@ -34,8 +34,9 @@ def comparisons(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def schedule_name(row: Row) -> str:
-    """Return what a picture calls the schedule: with its stages per rank where it has several."""
-    return str(row["schedule"]) if row["chunks"] == 1 else f"{row['schedule']}, {row['chunks']} stages a rank"
+    """Return what a picture calls the row: the schedule, its stages per rank where it has several, what is unusual."""
+    chunks = "" if row["chunks"] == 1 else f", {row['chunks']} stages a rank"
+    return f"{row['schedule']}{chunks}{kind(row)}"
 
 
 def compared(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -64,7 +65,7 @@ def _line(row: Row, gpipe: Row | None, rival: Row | None) -> list[str]:
     judged = rival is not None and row["schedule"] in ZERO_BUBBLE
     interval = f"[{milliseconds(row['step_ci_low_s'])}, {milliseconds(row['step_ci_high_s'])}]"
     return [
-        escape(row["schedule"]) + marks(row).replace("*", "\\*"),
+        escape(row["schedule"]) + marks(row).replace("*", "\\*") + kind(row),
         str(row["chunks"]),
         f"{milliseconds(row['step_s'])} {interval}",
         _ratio(row, gpipe),

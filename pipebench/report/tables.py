@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipebench.report.cells import LEGEND, NOTHING, bubble, digits, escape, marks, mebibytes, milliseconds
+from pipebench.report.cells import LEGEND, NOTHING, bubble, digits, escape, kind, marks, mebibytes, milliseconds
 from pipebench.report.grid import K, M, values, varying
 from pipebench.rows import COMPARABLE, Row
 
@@ -67,8 +67,7 @@ def _marked(row: Row, cell: Callable[[Row], str]) -> str:
     """Return the cell with its marks; a point without a result shows its status instead of a number."""
     if row["status"] not in COMPARABLE:
         return f"**{row['status']}**"
-    kind = f" {row['status']}" if row["status"] in ("unchecked", "simulated") else ""
-    return cell(row) + marks(row).replace("*", "\\*") + kind
+    return cell(row) + marks(row).replace("*", "\\*") + kind(row)
 
 
 def legend(rows: Sequence[Row]) -> list[str]:

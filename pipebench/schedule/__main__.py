@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         _run(arguments)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     except PipebenchError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         if isinstance(error, ScheduleError) and error.grid:
@@ -134,7 +137,9 @@ def _study(name: str, names: Sequence[str], arguments: Namespace, costs: PassCos
     validate(schedule)
     share = [1 / len(schedule.stages_of_rank(rank)) for rank in schedule.stage_ranks]
     trace = simulate(schedule, _stage_costs(costs, share), arguments.transfer)
-    until_input, until_weight = (peak_activation_bytes(schedule, _kept(share, of_weight)) for of_weight in (0.0, 1.0))
+    until_input, until_weight = (
+        peak_activation_bytes(schedule, _kept(share, of_weight, arguments.recompute)) for of_weight in (0.0, 1.0)
+    )
     return Study(schedule, trace, _bound(schedule, costs), until_input, until_weight, found)
 
 
@@ -156,6 +161,8 @@ def _takes_chunks(name: str) -> bool:
 def _refuse_without_sizes(name: str, arguments: Namespace) -> None:
     if arguments.num_micro_batches is None:
         raise ConfigError(f"schedule={name!r} without sizes: expected NAME K M, or a .csv file")
+    if min(arguments.num_ranks, arguments.num_micro_batches) < 1:
+        raise ConfigError(f"{name} {arguments.num_ranks} {arguments.num_micro_batches}: expected K and M of at least 1")
 
 
 def _search(arguments: Namespace, costs: PassCosts) -> Found:
@@ -173,16 +180,16 @@ def _search(arguments: Namespace, costs: PassCosts) -> Found:
         arguments.num_micro_batches,
         chunks,
         _stage_costs(costs, share),
-        _kept(share, of_weight=1.0),
+        _kept(share, 1.0, arguments.recompute),
         limit,
         arguments.transfer,
         Recompute(arguments.recompute),
     )
 
 
-def _kept(share: Sequence[float], of_weight: float) -> list[StageActivations]:
-    """Return what each stage keeps, in micro-batches of its rank; what is recomputed counts as kept."""
-    return [StageActivations(part, part, part * of_weight) for part in share]
+def _kept(share: Sequence[float], of_weight: float, recompute: str) -> list[StageActivations]:
+    """Return what each stage keeps, in micro-batches of its rank; the input that a recompute starts from is nothing."""
+    return [StageActivations(part, 0.0 if recompute != "never" else part, part * of_weight) for part in share]
 
 
 def _bound(schedule: Schedule, costs: PassCosts) -> float | None:

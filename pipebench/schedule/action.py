@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipebench.errors import ScheduleError
+from pipebench.schedule.grid import grid
 
 
 class Op(StrEnum):
@@ -305,10 +306,13 @@ def _stage_ranks(name: str, rows: Rows) -> tuple[int, ...]:
             if ranks.setdefault(stage, rank) != rank:
                 raise ScheduleError(
                     f"schedule {name}: {row[index]} stands on rank {rank}, "
-                    f"but stage {stage} belongs to rank {ranks[stage]}"
+                    f"but stage {stage} belongs to rank {ranks[stage]}",
+                    grid(rows, {rank: index}),
                 )
     if sorted(ranks) != list(range(len(ranks))):
-        raise ScheduleError(f"schedule {name}: stages {sorted(ranks)}: expected all of 0 to {max(ranks, default=0)}")
+        last = max(ranks, default=0)
+        marked = {ranks[last]: None} if ranks else {}
+        raise ScheduleError(f"schedule {name}: stages {sorted(ranks)}: expected all of 0 to {last}", grid(rows, marked))
     return tuple(ranks[stage] for stage in range(len(ranks)))
 
 

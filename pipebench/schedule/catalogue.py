@@ -16,6 +16,12 @@ def is_file(name: str) -> bool:
     return name.endswith(".csv")
 
 
+def takes_chunks(name: str, chunks: int) -> bool:
+    """Tell whether a built-in schedule is defined for so many stages a rank."""
+    recipe = SCHEDULES[name]
+    return recipe.least_chunks <= chunks and (recipe.most_chunks is None or chunks <= recipe.most_chunks)
+
+
 def build(name: str, num_ranks: int, num_micro_batches: int, chunks: int | None = None) -> Schedule:
     """Build the named schedule, or read it where the name ends in .csv; `chunks` None is the schedule's usual number.
 
@@ -25,14 +31,14 @@ def build(name: str, num_ranks: int, num_micro_batches: int, chunks: int | None 
     if is_file(name):
         return _read(Path(name), num_ranks, num_micro_batches)
     if name not in SCHEDULES:
-        raise ConfigError(f"schedule={name!r}: expected one of {', '.join(SCHEDULES)}, or a .csv file")
+        raise ConfigError(f"schedule={name!r}: expected one of {', '.join(SCHEDULES)}, {ZB_AUTO}, or a .csv file")
     if num_ranks < 1 or num_micro_batches < 1:
         raise ScheduleError(
             f"schedule {name}: {num_ranks} stages, {num_micro_batches} micro-batches: expected at least 1 of each"
         )
     recipe = SCHEDULES[name]
     chunks = recipe.usual_chunks if chunks is None else chunks
-    if chunks < recipe.least_chunks or (recipe.most_chunks is not None and chunks > recipe.most_chunks):
+    if not takes_chunks(name, chunks):
         only = recipe.least_chunks == recipe.most_chunks
         wanted = f"{recipe.least_chunks}" if only else f"at least {recipe.least_chunks}"
         raise ConfigError(f"chunks={chunks}: expected {wanted} with schedule={name}")

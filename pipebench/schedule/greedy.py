@@ -39,7 +39,7 @@ class Task:
         return self.num_ranks * self.chunks
 
     def rank_of(self, stage: int) -> int:
-        return rank_of(stage, self.num_stages) if self.chunks == 2 else stage
+        return rank_of(stage, self.num_stages) if self.chunks == 2 else stage % self.num_ranks
 
     def stages_of(self, rank: int) -> list[int]:
         return [stage for stage in range(self.num_stages) if self.rank_of(stage) == rank]

@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from pipebench.errors import ScheduleError
+from pipebench.errors import LimitError
 from pipebench.schedule.action import Action, Op, Row, Schedule
 from pipebench.schedule.builders import SCHEDULES, Recompute, with_recompute
 from pipebench.schedule.catalogue import ZB_AUTO, build
@@ -55,8 +55,9 @@ def search(
 ) -> Found:
     """Return the schedule with the least objective among those that keep each rank within `limit_bytes`.
 
-    Stages stand straight (1 chunk) or on a V (2 chunks). Costs of a whole backward default to those of its parts,
-    of a recompute to those of the forward. Of equal schedules the one with the lower peak wins. Raise ScheduleError
+    Stages stand straight (1 chunk) or on a V (2 chunks); with more chunks only hand-written schedules are judged.
+    Costs of a whole backward default to those of its parts, of a recompute to those of the forward. Of equal
+    schedules the one with the lower peak wins. Raise LimitError
     when nothing fits.
     """
     defaults = {(stage, B): costs[stage, I] + costs[stage, W] for stage in range(num_ranks * chunks)}
@@ -68,9 +69,10 @@ def search(
     fitting = [judged for judged in known + ours if within(judged.peak_bytes, limit_bytes)]
     if not fitting:
         leanest = min(known + ours, key=lambda judged: judged.peak_bytes)
-        raise ScheduleError(
+        raise LimitError(
             f"schedule {ZB_AUTO}: memory limit {_mib(limit_bytes)} MiB a rank: "
-            f"expected at least {_mib(leanest.peak_bytes, up=True)} MiB, what {leanest.schedule.name} takes"
+            f"expected at least {_mib(leanest.peak_bytes, up=True)} MiB, what {leanest.schedule.name} takes",
+            leanest.peak_bytes,
         )
     best = min(fitting, key=_merit)
     best_known = min((judged for judged in known if within(judged.peak_bytes, limit_bytes)), key=_merit, default=None)
@@ -121,6 +123,8 @@ def _candidates(task: Task) -> Iterator[Schedule]:
 
 
 def _orders(task: Task) -> Iterator[Sequence[Sequence[Action]]]:
+    if task.chunks > 2:
+        return
     if task.chunks == 1:
         for rounds in product((False, True), repeat=3):
             yield from by_rounds(task, Rounds(*rounds))

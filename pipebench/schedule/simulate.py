@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipebench.errors import ScheduleError
 from pipebench.schedule.action import OPS, Op, Schedule, decode, ops_of, stages_of
-from pipebench.schedule.text import grid
+from pipebench.schedule.grid import grid
 from pipebench.trace import Trace
 
 Costs = Mapping[tuple[int, Op], float]
@@ -26,6 +26,11 @@ class Link:
 
     latency_s: float = 0.0
     bytes_per_s: float = math.inf
+
+    @staticmethod
+    def through(latency_s: float, num_bytes: float, seconds: float) -> "Link":
+        """Return the link of this latency over which so many bytes take so many seconds."""
+        return Link(latency_s, num_bytes / (seconds - latency_s) if seconds > latency_s else math.inf)
 
     def transfer_s(self, num_bytes: float) -> float:
         return self.latency_s + num_bytes / self.bytes_per_s
@@ -118,4 +123,4 @@ def _stuck(
         )
         reasons.append(f"rank {rank} at {action} waits for {missing}")
         marked[rank] = int(place[rank] - first[rank])
-    return ScheduleError(f"schedule {schedule.name} cannot proceed: {', '.join(reasons)}", grid(schedule, marked))
+    return ScheduleError(f"schedule {schedule.name} cannot proceed: {', '.join(reasons)}", grid(schedule.rows, marked))

@@ -1,22 +1,15 @@
-"""Schedules as text: the CSV that PyTorch writes and reads, and the grid that an error shows.
+"""Schedules as text: the CSV that PyTorch writes and reads.
 
 One line per rank, an action a cell, empty cells where PyTorch marks idle steps. PyTorch's form has F, B, I and W; `R`
 may be written too, which PyTorch does not know.
 """
 
 import csv
-from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 
 from pipebench.errors import ScheduleError
 from pipebench.schedule.action import Action, Op, Row, Schedule
-
-_WINDOW = 6
-"""Actions a grid shows on either side of the marked one."""
-
-_MOST_ROWS = 16
-"""Rows a grid shows; marked ones first."""
 
 
 def to_csv(schedule: Schedule) -> str:
@@ -31,7 +24,7 @@ def to_csv(schedule: Schedule) -> str:
 def load_csv(path: Path) -> Schedule:
     """Read a schedule; its name is the path. Raise ScheduleError, which names line and cell, for what it is not."""
     try:
-        lines = list(csv.reader(path.read_text().splitlines()))
+        lines = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, ValueError, csv.Error) as error:
         raise ScheduleError(f"schedule {path}: cannot be read: {error}") from error
     while lines and not any(cell.strip() for cell in lines[-1]):
@@ -58,22 +51,3 @@ def _row(path: Path, number: int, cells: list[str]) -> Row:
             )
         actions.append(action)
     return Row(actions)
-
-
-def grid(schedule: Schedule, marked: Mapping[int, int | None]) -> str:
-    """Return the rows around what is wrong, `>` before each marked rank and brackets around its action.
-
-    `marked` gives the place in the rank's row, or None where the row as a whole is wrong.
-    """
-    shown = sorted([*marked, *[rank for rank in range(schedule.num_ranks) if rank not in marked]][:_MOST_ROWS])
-    width = len(str(schedule.num_ranks - 1))
-    lines = []
-    for rank in shown:
-        row, place = schedule.rows[rank], marked.get(rank)
-        first = max(0, (place or 0) - _WINDOW)
-        last = min(len(row), (place or 0) + _WINDOW + 1)
-        cells = [f"[{row[i]}]" if i == place else f" {row[i]} " for i in range(first, last)]
-        before, after = "... " if first else "", " ..." if last < len(row) else ""
-        lines.append(f"{'>' if rank in marked else ' '} rank {rank:>{width}} | {before}{''.join(cells)}{after}")
-    hidden = schedule.num_ranks - len(shown)
-    return "\n".join([*lines, *([f"  ({hidden} more ranks)"] if hidden else [])])

@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from pipebench.errors import ScheduleError
 from pipebench.schedule.action import Action, Op, Schedule, decode
+from pipebench.schedule.grid import grid
 from pipebench.schedule.simulate import play
-from pipebench.schedule.text import grid
 
 
 def validate(schedule: Schedule) -> None:
@@ -28,7 +28,7 @@ def _check_idle_ranks(schedule: Schedule) -> None:
     for rank, row in enumerate(schedule.rows):
         if not len(row):
             text = f"schedule {schedule.name}: rank {rank} has no stage: expected at least one on each rank"
-            raise ScheduleError(text, grid(schedule, {rank: None}))
+            raise ScheduleError(text, grid(schedule.rows, {rank: None}))
 
 
 def _check_doubles(schedule: Schedule) -> None:
@@ -65,4 +65,4 @@ def _refuse_first(schedule: Schedule, wrong: NDArray[np.bool_], op: Op, what: st
 
 
 def _error(schedule: Schedule, action: Action, what: str, place: int | None) -> ScheduleError:
-    return ScheduleError(f"schedule {schedule.name}: {what}", grid(schedule, {schedule.rank_of(action): place}))
+    return ScheduleError(f"schedule {schedule.name}: {what}", grid(schedule.rows, {schedule.rank_of(action): place}))

@@ -170,7 +170,6 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
         # what does not fit together
         ("transformer", {"chunks": 2}, "chunks=2: expected 1 with schedule=gpipe"),
         ("transformer", {"schedule": "zb_v", "chunks": 1}, "chunks=1: expected 2 with schedule=zb_v"),
-        ("transformer", {"schedule": "zb_auto", "chunks": 3}, "chunks=3: expected auto, 1 or 2 with schedule=zb_auto"),
         (
             "transformer",
             {"schedule": "interleaved", "chunks": 10},
@@ -187,11 +186,6 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
             "profile=null: expected a result.json of a real run, or a YAML of costs, with engine=simulate",
         ),
         ("transformer", {"engine": "simulate", "profile": "no"}, "profile=no: expected a file that exists"),
-        (
-            "transformer",
-            {"profile": "README.md"},
-            "profile=README.md: expected null with engine=pipebench: only engine=simulate reads costs",
-        ),
         ("transformer", {"stages": 19}, "stages=19: expected at most 18, the layers of model=transformer"),
         ("mlp", {"stages": 19}, "stages=19: expected at most 18, the layers of model=mlp"),
         ("synthetic", {"stages": 9}, "stages=9: expected at most 8, the layers of model=synthetic"),

@@ -1,6 +1,7 @@
 """What stages cost, from layers; and profiles read from files."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from pipebench.compose import compose_grid
 from pipebench.config import RunConfig, resolve
 from pipebench.costs import Profile, for_samples, load_profile, stage_activations, stage_costs, transfer_times
-from pipebench.errors import ConfigError
+from pipebench.errors import ConfigError, LimitError
 from pipebench.harness.prepare import prepare
 from pipebench.harness.simulated import simulate_point
 from pipebench.machine import this_machine
@@ -113,7 +114,11 @@ def test_without_its_two_parts_a_backward_is_cut_in_half(tmp_path: Path) -> None
         ("forward_s: [1, 2]\nbackward_s: 1", "forward_s: has 2 numbers: expected 18, one a layer"),
         ("forward_s: -1\nbackward_s: 1", "forward_s=-1: expected a number of at least 0, or a list of such"),
         ("forward_s: 1\nbackward_s: 1\nlatency_s: much", "latency_s=much: expected a number of at least 0"),
-        ("forward_s: 1\nbackward_s: 1\nnum_samples: 0", "num_samples=0: expected a number above 0"),
+        ("forward_s: 1\nbackward_s: 1\nnum_samples: 0", "num_samples=0: expected a whole number of at least 1"),
+        ("forward_s: 1\nbackward_s: 1\nnum_samples: 0.5", "num_samples=0.5: expected a whole number of at least 1"),
+        ("forward_s: 0\nbackward_s: 0", "forward_s=0: expected some seconds above 0"),
+        ("forward_s: .inf\nbackward_s: 1", "forward_s=inf: expected a number of at least 0, or a list of such"),
+        ("forward_s: 1\nbackward_s: 1\nlatency_s: .inf", "latency_s=inf: expected a number of at least 0"),
         ("forward_s: 1\nbackward_s: 1\nbytes_per_s: 0", "bytes_per_s=0: expected a number above 0"),
         ("forward_s: [", "cannot be read: "),
     ],
@@ -168,10 +173,52 @@ def test_a_result_without_costs_is_refused(change: dict[str, object], message: s
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
-    _, path = simulated_run(tmp_path, "stages=2", "micro=8")
+    result, path = simulated_run(tmp_path, "stages=2", "micro=8")
+    wider = dataclasses.replace(result.config.model, width=32)
     with pytest.raises(ConfigError) as caught:
-        load_profile(point("engine=simulate", f"profile={path}"))
-    assert str(caught.value) == f"profile={path}: has 8 layers: expected 18, those of model=transformer"
+        load_profile(dataclasses.replace(result.config, model=wider, profile=str(path)))
+    settings = "model.layers=8, model.width={}, model.forward_s=0.004, model.backward_s=0.008, model.weight_share=0.5"
+    told = "model.name=synthetic, " + settings + ", model.imbalance=0.0"
+    assert str(caught.value) == f"profile={path}: is of {told.format(16)}: expected {told.format(32)}"
+    costs = tmp_path / "costs.yaml"
+    costs.write_text("forward_s: [1, 2]\nbackward_s: [1, 2]\n")
+    with pytest.raises(ConfigError, match="forward_s: has 2 numbers: expected 18, one a layer"):
+        load_profile(point("engine=simulate", f"profile={costs}"))
+
+
+def measured(tmp_path: Path, rows: list[str], spans: list[list[float]], **changes: object) -> RunConfig:
+    """Write a result of two stages whose actions took the given seconds, and return a point that simulates from it."""
+    result, path = simulated_run(tmp_path, "stages=2", "micro=2", "batch=2", "model.layers=2")
+    [repeat] = result.repeats
+    ranks = []
+    for record, row in zip(repeat.ranks, spans, strict=True):
+        ends = list(itertools.accumulate(row))
+        steps = [[(end - seconds, end, 0.0) for end, seconds in zip(ends, row, strict=True)]]
+        ranks.append(dataclasses.replace(record, spans=steps, **changes))
+    repeats = [dataclasses.replace(repeat, ranks=ranks)]
+    write_result(path, dataclasses.replace(result, rows=[row.split() for row in rows], repeats=repeats))
+    return dataclasses.replace(result.config, profile=str(path))
+
+
+def test_stages_that_split_and_stages_that_do_not_each_give_what_they_measured(tmp_path: Path) -> None:
+    rows = ["0F0 0F1 0B0 0B1 0O", "1F0 1F1 1I0 1B1 1W0 1O"]
+    config = measured(tmp_path, rows, [[1, 1, 6, 6, 0.5], [2, 2, 3, 9, 5, 0.25]])
+    profile = load_profile(config)
+    assert profile.layers.forward_s == pytest.approx([1, 2])
+    assert profile.layers.backward_s == pytest.approx([6, 9])
+    assert profile.layers.input_s == pytest.approx([3, 3])  # half of the whole; what was measured
+    assert profile.layers.weight_s == pytest.approx([3, 5])
+    assert profile.optimizer_s == pytest.approx([0.5, 0.25])
+
+
+def test_a_run_gives_its_links_latency_and_bandwidth(tmp_path: Path) -> None:
+    rows = ["0F0 0F1 0B0 0B1 0O", "1F0 1F1 1B0 1B1 1O"]
+    config = measured(tmp_path, rows, [[1, 1, 2, 2, 0]] * 2, transfer_s=[0.5], latency_s=[0.1])
+    link = load_profile(config).link
+    boundary_bytes = load_profile(config).layers.input_bytes[1]
+    assert link.latency_s == pytest.approx(0.1)
+    assert link.transfer_s(boundary_bytes) == pytest.approx(0.5)
+    assert link.transfer_s(2 * boundary_bytes) == pytest.approx(0.9)
 
 
 def search_point(*overrides: str) -> RunConfig:
@@ -183,16 +230,35 @@ def test_a_search_says_what_it_predicts_and_keeps_its_limit(limit: str) -> None:
     config = search_point(f"memory_limit={limit}")
     result = simulate_point(unmeasured(config))
     row = row_of(result, None)
-    assert result.message.startswith(f"predicts {row['step_s'] * 1e3:.1f} ms within ")
-    assert " ms" in result.message.partition(";")[2], "the best hand-written schedule is named"
+    assert result.message.startswith(f"predicts {row['step_s'] * 1e3:.1f} ms before the optimizer, within ")
+    assert "; best hand-written: " in result.message
 
 
-def test_more_memory_never_makes_a_search_slower() -> None:
+def test_more_memory_lets_this_search_find_faster_orders() -> None:
     steps = [
         row_of(simulate_point(unmeasured(search_point(f"memory_limit={limit}"))), None)["step_s"]
         for limit in ("0.7p", "1p", "2p", "4p")
     ]
     assert steps == sorted(steps, reverse=True)
+
+
+def test_a_search_weighs_every_number_of_stages_that_the_model_has_layers_for() -> None:
+    config = search_point("model.layers=16", "memory_limit=4p")
+    best = row_of(simulate_point(unmeasured(config)), None)["step_s"]
+    for chunks in (1, 2, 3, 4):
+        hand_written = dataclasses.replace(config, schedule="interleaved", chunks=chunks, memory_limit="auto")
+        assert best <= row_of(simulate_point(unmeasured(hand_written)), None)["step_s"] + 1e-12
+
+
+def test_a_limit_that_nothing_keeps_names_the_least_that_would_do() -> None:
+    with pytest.raises(LimitError, match="expected at least") as caught:
+        simulate_point(unmeasured(search_point("memory_limit=0.000001")))
+    needed = []
+    for chunks in (1, 2):
+        with pytest.raises(LimitError) as one:
+            simulate_point(unmeasured(search_point("memory_limit=0.000001", f"chunks={chunks}")))
+        needed.append(one.value.needed_bytes)
+    assert caught.value.needed_bytes == min(needed)
 
 
 def test_a_search_may_be_told_how_many_stages_a_rank_has() -> None:

@@ -67,7 +67,7 @@ def test_the_parts_add_up_to_the_step_for_every_schedule(name: str, recompute: s
     assert parts.step_s == pytest.approx(result.repeats[0].ranks[0].step_s[0], rel=1e-12)
     assert parts.transfers_s > 0
     assert parts.optimizer_s > 0
-    assert (abs(parts.imbalance_s) > 1e-9) == (name != "naive"), "one stage at a time works the same in sum"
+    assert (abs(parts.imbalance_s) > 1e-9) == (name != "naive" or recompute == "always"), "one at a time, it adds up"
     assert (parts.recompute_s > 0) == (recompute == "always")
     assert parts.jitter_s == pytest.approx(0, abs=1e-12)
     assert parts.overhead_s == pytest.approx(0, abs=1e-12)

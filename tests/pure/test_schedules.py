@@ -343,7 +343,7 @@ def test_other_text_is_no_action(text: str) -> None:
 def test_an_unknown_schedule_is_refused_by_name() -> None:
     with pytest.raises(ConfigError) as caught:
         build("1f2b", 2, 2)
-    assert str(caught.value) == f"schedule='1f2b': expected one of {', '.join(SCHEDULES)}, or a .csv file"
+    assert str(caught.value) == f"schedule='1f2b': expected one of {', '.join(SCHEDULES)}, zb_auto, or a .csv file"
 
 
 @every_schedule

@@ -62,6 +62,27 @@ def test_a_missing_or_binary_file_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_action(tmp_path: Path) -> None:
+    path = tmp_path / "spreadsheet.csv"
+    path.write_text("0F0,0B0\n", encoding="utf-8-sig")
+    assert load_csv(path).rows == (tuple(actions("0F0 0B0")),)
+
+
+@pytest.mark.parametrize(
+    ("text", "grid"),
+    [
+        ("0F0,1F0,1B0,0B0\n1F1,0F1,0B1,1B1\n", "  rank 0 |  0F0  1F0  1B0  0B0 \n> rank 1 | [1F1] 0F1  0B1  1B1 "),
+        ("0F0,0B0\n2F0,2B0\n", "  rank 0 |  0F0  0B0 \n> rank 1 |  2F0  2B0 "),
+    ],
+)
+def test_stages_that_are_doubled_or_missing_are_shown_in_the_grid(text: str, grid: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    with pytest.raises(ScheduleError) as caught:
+        load_csv(path)
+    assert caught.value.grid == grid
+
+
 def test_a_file_of_another_size_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "schedule.csv"
     path.write_text(to_csv(make("gpipe", 2, 4)))

@@ -32,6 +32,7 @@ from pipebench.schedule.action import Op
 from pipebench.schedule.builders import SCHEDULES as ALL_SCHEDULES
 from pipebench.schedule.builders import Recompute
 from pipebench.schedule.memory import StageActivations, peak_activation_bytes
+from pipebench.schedule.search import search
 
 SCHEDULES = ["gpipe", "1f1b", "naive", "interleaved", "zb_h1", "zb_v"]
 """Those that stand for their kinds."""
@@ -75,6 +76,23 @@ def test_loss_and_gradients_equal_plain_pytorch(
 ) -> None:
     outcome = run(Point(DEEP[model], name, recompute, num_ranks, num_micro_batches, chunks=chunks))
     loss, expected_gradients = expected(model, num_micro_batches, deep=True)
+    assert_close(gradients(outcome.layers), expected_gradients)
+    assert outcome.losses == [pytest.approx(loss, rel=1e-6)]
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@every_recompute
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_micro_batches", [1, 5])
+def test_what_a_search_finds_equals_plain_pytorch(
+    chunks: int, recompute: Recompute, num_ranks: int, num_micro_batches: int
+) -> None:
+    stages = range(num_ranks * chunks)
+    costs = {(stage, op): 1.0 + stage % 3 / 4 for stage in stages for op in Op}
+    kept = [StageActivations(1.0, 0.25, 0.75)] * len(stages)
+    found = search(num_ranks, num_micro_batches, chunks, costs, kept, 1.5 * len(stages), 0.1, recompute)
+    outcome = run(Point(DEEP["mlp"], rows=found.schedule, num_stages=num_ranks, num_micro_batches=num_micro_batches))
+    loss, expected_gradients = expected("mlp", num_micro_batches, deep=True)
     assert_close(gradients(outcome.layers), expected_gradients)
     assert outcome.losses == [pytest.approx(loss, rel=1e-6)]
 

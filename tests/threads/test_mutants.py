@@ -77,10 +77,15 @@ def mutant(number: int) -> tuple[str, Schedule]:
 
 
 @cache
-def expected() -> dict[str, Tensor]:
-    layers, loss_of = build(MODELS["synthetic"])
-    plain_backward(layers, loss_of, mini_batch(MODELS["synthetic"], 0, NUM_SAMPLES), NUM_MICRO_BATCHES)
+def expected(model: str) -> dict[str, Tensor]:
+    layers, loss_of = build(MODELS[model])
+    plain_backward(layers, loss_of, mini_batch(MODELS[model], 0, NUM_SAMPLES), NUM_MICRO_BATCHES)
     return gradients(layers)
+
+
+def assert_runs_right(schedule: Schedule, model: str) -> None:
+    outcome = run(Point(MODELS[model], rows=schedule, num_micro_batches=NUM_MICRO_BATCHES, num_samples=NUM_SAMPLES))
+    assert_close(gradients(outcome.layers), expected(model))
 
 
 def test_every_accepted_mutant_runs_to_the_right_gradients_and_none_hangs() -> None:
@@ -95,8 +100,7 @@ def test_every_accepted_mutant_runs_to_the_right_gradients_and_none_hangs() -> N
             continue
         outcomes["accepted"] += 1
         accepted_of[name] += 1
-        outcome = run(Point(MODELS["synthetic"], rows=schedule, num_micro_batches=3, num_samples=NUM_SAMPLES))
-        assert_close(gradients(outcome.layers), expected())
+        assert_runs_right(schedule, ["synthetic", "mlp", "transformer"][number % 3])
     assert outcomes["refused"] > NUM_MUTANTS / 5, "the changes must do harm"
     assert outcomes["accepted"] > NUM_MUTANTS / 10, "some changes must be harmless"
     assert set(accepted_of) == set(SCHEDULES)
@@ -118,5 +122,4 @@ def test_any_order_that_keeps_the_waits_is_accepted_and_right(seed: int) -> None
         rows[original.rank_of(action)].append(action)
     schedule = Schedule("drawn", rows)
     validate(schedule)
-    outcome = run(Point(MODELS["synthetic"], rows=schedule, num_micro_batches=3, num_samples=NUM_SAMPLES))
-    assert_close(gradients(outcome.layers), expected())
+    assert_runs_right(schedule, "mlp")

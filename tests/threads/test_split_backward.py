@@ -153,6 +153,21 @@ def test_a_subclass_of_the_plain_linear_layer_is_left_alone() -> None:
     torch.testing.assert_close(layer.weight.grad, 2 * x.detach().sum(0).expand(WIDTH, WIDTH))
 
 
+@pytest.mark.parametrize(
+    "normed", [nn.utils.weight_norm, nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm]
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_linear_layer_whose_weight_is_computed_keeps_its_gradients(normed: object) -> None:
+    torch.manual_seed(0)
+    layer, plain = (normed(nn.Linear(WIDTH, WIDTH)).eval() for _ in range(2))
+    plain.load_state_dict(layer.state_dict())
+    x, gradient = torch.randn(3, WIDTH), torch.randn(3, WIDTH)
+    in_two_parts(split_stage(layer), x.clone().requires_grad_(), gradient)
+    plain(x).backward(gradient)
+    for (name, parameter), expected in zip(layer.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
 def test_no_more_is_kept_for_the_weights_part_than_input_and_gradient_of_each_linear_layer() -> None:
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.5)) for _ in range(3)]
     stage = split_stage(*layers)
