@@ -19,7 +19,7 @@ from pipebench.machine import this_machine
 from pipebench.record import RunResult
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
 from pipebench.schedule.builders import SCHEDULES
-from pipebench.schedule.catalogue import takes_chunks
+from pipebench.schedule.catalogue import is_file, takes_chunks
 from pipebench.tracking import Tracker, commands, make_tracker
 
 
@@ -45,7 +45,7 @@ def _main(arguments: list[str]) -> int:
         if grid is None:
             return 0
         machine = this_machine()
-        points = [resolve(point, machine) for point in _defined(grid)]
+        points = [resolve(point, machine) for point in defined_points(grid)]
         plan = plan_sweep(points, grid.swept, grid.experiment or "sweep")
         folder = _make_folder(grid)
     except ConfigError as error:
@@ -57,12 +57,20 @@ def _main(arguments: list[str]) -> int:
     return _run(plan, folder, grid.points[0])
 
 
-def _defined(grid: Grid) -> Sequence[RunConfig]:
+def defined_points(grid: Grid) -> Sequence[RunConfig]:
     """Return the points, without those whose schedule has no such number of stages a rank where that is swept."""
     if not {"schedule", "chunks"} <= set(grid.swept):
         return grid.points
-    undefined = [p for p in grid.points if p.schedule in SCHEDULES and type(p.chunks) is int
-                 and not takes_chunks(p.schedule, p.chunks)]  # fmt: skip
+    some_auto = any(point.chunks == "auto" for point in grid.points)
+
+    def isdefined_points(point: RunConfig) -> bool:
+        if type(point.chunks) is not int:
+            return True
+        if point.schedule in SCHEDULES:
+            return takes_chunks(point.schedule, point.chunks)
+        return not is_file(point.schedule) and not some_auto  # a search that chooses has no need of fewer choices
+
+    undefined = [point for point in grid.points if not isdefined_points(point)]
     if undefined:
         what = ", ".join(dict.fromkeys(f"{point.schedule} with chunks={point.chunks}" for point in undefined))
         print(f"left out, since not defined: {what}")

@@ -63,14 +63,14 @@ def zb_v(num_ranks: int, num_micro_batches: int, chunks: int) -> Rows:
 
 @schedule("v_half", 2, 2, 2)
 def v_half(num_ranks: int, num_micro_batches: int, chunks: int) -> Rows:
-    """About half of 1F1B's memory and half of its bubble (Qi et al. 2024, arXiv:2405.15362, table 9)."""
+    """Towards half of 1F1B's memory and of its bubble (Qi et al. 2024, arXiv:2405.15362, table 9)."""
     top = 4 if num_ranks % 2 == 0 else 1
     return _from_pattern(Pattern((2, 2), (2, 1), (1, 1), top), num_ranks, num_micro_batches)
 
 
 @schedule("v_min", 2, 2, 2)
 def v_min(num_ranks: int, num_micro_batches: int, chunks: int) -> Rows:
-    """About a third of 1F1B's memory, two thirds of its bubble (Qi et al. 2024, arXiv:2405.15362, table 8)."""
+    """Towards a third of 1F1B's memory, two thirds of its bubble (Qi et al. 2024, arXiv:2405.15362, table 8)."""
     top = 3 if num_ranks % 3 == 0 else 1
     return _from_pattern(Pattern((1, 1), (1, 1), (1, 1), top), num_ranks, num_micro_batches)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pipebench.cli import defined_points
 from pipebench.compose import compose_grid
 from pipebench.config import RunConfig, key_of, resolve, value_at
 from pipebench.errors import ConfigError, ScheduleError
@@ -290,9 +291,31 @@ def test_an_experiment_composes_and_every_point_of_it_is_sound(experiment: str) 
     grid = compose_grid(["-m", f"experiment={experiment}"])
     assert grid is not None
     assert grid.experiment == experiment
-    points = [resolve(each, TWO_CORES) for each in grid.points]
+    points = [resolve(each, TWO_CORES) for each in defined_points(grid)]
     assert len({key_of(each) for each in points}) == len(points) > 1
     assert grid.swept
+
+
+def test_a_number_of_stages_that_a_schedule_has_not_is_left_out_of_a_sweep_over_both(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    grid = compose_grid(["-m", "schedule=gpipe,interleaved,zb_v,zb_auto", "chunks=auto,2,3"])
+    assert grid is not None
+    assert [(p.schedule, p.chunks) for p in defined_points(grid)] == [
+        ("gpipe", "auto"),
+        ("interleaved", "auto"),
+        ("interleaved", 2),
+        ("interleaved", 3),
+        ("zb_v", "auto"),
+        ("zb_v", 2),
+        ("zb_auto", "auto"),
+    ]
+    assert capsys.readouterr().out.startswith(
+        "left out, since not defined: gpipe with chunks=2, gpipe with chunks=3, zb"
+    )
+    alone = compose_grid(["-m", "chunks=2,3"])
+    assert alone is not None
+    assert defined_points(alone) == alone.points, "asked for alone it is a mistake, and answered as one"
 
 
 @pytest.mark.parametrize("model", MODELS.split(", "))

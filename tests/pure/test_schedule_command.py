@@ -179,7 +179,7 @@ def test_perfetto_gets_a_span_for_each_action(tmp_path: Path, capsys: pytest.Cap
     ("arguments", "said"),
     [
         (("1f2b", 2, 2), "ConfigError: schedule='1f2b': expected one of gpipe, "),
-        (("1f1b", 0, 2), "ScheduleError: schedule 1f1b: 0 stages, 2 micro-batches: expected at least 1 of each"),
+        (("1f1b", 0, 2), "ConfigError: 1f1b 0 2: expected K and M of at least 1"),
         (("1f1b",), "ConfigError: schedule='1f1b' without sizes: expected NAME K M, or a .csv file"),
         (("1f1b", 4), "ConfigError: schedule='1f1b' without sizes"),
         (("zb_auto",), "ConfigError: schedule='zb_auto' without sizes"),
