@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipebench.metrics import step_costs
-from pipebench.record import RunResult, step_times, traces
-from pipebench.rows import transfer_times
+from pipebench.record import RunResult, step_times, traces, transfer_times
 from pipebench.schedule.action import OPS, Op, Schedule, ops_of
 from pipebench.schedule.simulate import durations, play
 from pipebench.trace import Trace

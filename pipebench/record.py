@@ -10,6 +10,7 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,17 @@ def traces(result: RunResult, repeat: Repeat) -> list[Trace]:
 def step_times(repeat: Repeat) -> list[float]:
     """Return each timed step's seconds: until the last rank was done."""
     return [max(times) for times in zip(*(record.step_s for record in repeat.ranks), strict=True)]
+
+
+def transfer_times(result: RunResult) -> list[float]:
+    """Return for each stage the one-way seconds of its input from another rank."""
+    schedule = result.schedule
+    times = [0.0] * schedule.num_stages
+    for rank in range(schedule.num_ranks):
+        own = zip(*(repeat.ranks[rank].transfer_s for repeat in result.repeats), strict=True)
+        for stage, seconds in zip(schedule.stages_of_rank(rank), own, strict=True):
+            times[stage] = median(seconds)
+    return times
 
 
 def losses(repeat: Repeat) -> list[float]:

@@ -11,8 +11,9 @@ import numpy as np
 
 from pipebench.config import RunConfig, TransformerConfig, value_at
 from pipebench.costs import stage_activations
+from pipebench.ledger import PARTS, ledger_of
 from pipebench.metrics import action_costs, bubble_fraction, imbalance, median_interval, stage_times, step_costs
-from pipebench.record import Repeat, RunResult, losses, step_times, traces
+from pipebench.record import Repeat, RunResult, losses, step_times, traces, transfer_times
 from pipebench.schedule.action import Op, stages_of
 from pipebench.schedule.bounds import PassCosts, bubble_bound
 from pipebench.schedule.memory import peak_activation_bytes
@@ -69,6 +70,7 @@ def row_of(result: RunResult, reference: RunResult | None, swept: Sequence[str] 
         row["chunks"] = max(map(result.schedule.stage_ranks.count, range(config.stages)))
     row |= _timing(result, reference)
     row |= _bubble(result)
+    row |= _ledger(result)
     row |= _resources(result)
     row |= _training(result)
     row["oversubscribed"] = result.oversubscribed
@@ -130,17 +132,6 @@ def replays(result: RunResult) -> list[Trace]:
     steps = [trace for repeat in result.repeats for trace in traces(result, repeat)]
     schedule, transfer_s = result.schedule, transfer_times(result)
     return [simulate(schedule, step_costs(step), transfer_s) for step in steps]
-
-
-def transfer_times(result: RunResult) -> list[float]:
-    """Return for each stage the one-way seconds of its input from another rank."""
-    schedule = result.schedule
-    times = [0.0] * schedule.num_stages
-    for rank in range(schedule.num_ranks):
-        own = zip(*(repeat.ranks[rank].transfer_s for repeat in result.repeats), strict=True)
-        for stage, seconds in zip(schedule.stages_of_rank(rank), own, strict=True):
-            times[stage] = median(seconds)
-    return times
 
 
 def median_step(result: RunResult) -> Trace | None:
@@ -225,6 +216,12 @@ def bound_of(config: RunConfig, layers_per_stage: Sequence[int], costs: Costs) -
     )
     bound = known(measured)
     return known() if bound is None and not num_recomputed else bound
+
+
+def _ledger(result: RunResult) -> Row:
+    """Return what the step's seconds went to, see `pipebench.ledger`; the columns add up to `step_s`."""
+    ledger = ledger_of(result) if result.status in MEASURED else None
+    return {f"ledger_{part}": None if ledger is None else getattr(ledger, part) for part in PARTS}
 
 
 def _resources(result: RunResult) -> Row:

@@ -437,3 +437,19 @@ def test_a_simulated_point_says_so_in_every_table() -> None:
     with console.capture() as capture:
         console.print(terminal_table(rows))
     assert "simulated" in capture.get()
+
+
+def test_the_ledger_of_every_measured_point_adds_up_to_its_step(reported: Path) -> None:
+    with (reported / "results.csv").open() as file:
+        for row in csv.DictReader(file):
+            parts = [row[name] for name in row if name.startswith("ledger_")]
+            assert len(parts) == 8
+            if row["status"] in ("ok", "wrong"):
+                assert sum(map(float, parts)) == pytest.approx(float(row["step_s"]))
+            else:
+                assert set(parts) == {""}
+    page = (reported / "report.md").read_text()
+    section = page[page.index("## Where the time went") : page.index("## How to read the bubble")]
+    # K=2, M=2, forward 1 s, backward 2 s: 6 s of work, 3 s of fill and drain, nothing else.
+    assert re.search(r"\| +9000 \| +6000\.0 \| +3000\.0 (\| +0\.0 ){6}\|", section)
+    assert section.count("| K=") == 1, "a wrong point is no result"

@@ -35,6 +35,11 @@ def milliseconds(seconds: float | None) -> str:
     return digits(None if seconds is None else seconds * 1e3, 4)
 
 
+def tenths(seconds: float) -> str:
+    """Return milliseconds to a tenth: numbers that are to be added up need the same digits."""
+    return f"{round(seconds * 1e3, 1) + 0.0:.1f}"  # no -0.0
+
+
 def mebibytes(num_bytes: float | None) -> str:
     return digits(None if num_bytes is None else num_bytes / MIB)
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pipebench.config import RunConfig, value_at
-from pipebench.report.cells import NOTHING, bubble, digits, escape, mebibytes, milliseconds
+from pipebench.ledger import PARTS
+from pipebench.report.cells import NOTHING, bubble, digits, escape, kind, mebibytes, milliseconds, tenths
 from pipebench.report.grid import K, M, groups, varying
 from pipebench.report.schedules import compared, comparisons
 from pipebench.report.sweep import Sweep, reference_rows, stages_of
@@ -62,6 +63,7 @@ def page(sweep: Sweep, rows: Sequence[Row], pictures: Sequence[str]) -> str:
         *_schedules(rows),
         *_notes(rows),
         *_tables(rows),
+        *_ledger(rows),
         "**Marks.** " + "; ".join(legend(rows)) + ".",
         "## How to read the bubble",
         BUBBLE_TEXT,
@@ -104,6 +106,26 @@ def _schedules(rows: Sequence[Row]) -> list[str]:
     for title, table in comparisons(rows).items():
         parts += [f"### Schedules by step time, {escape(title)}", table]
     return parts
+
+
+LEDGER_TEXT = """\
+What the median step's time went to, in ms; the parts add up to the step. Each is the difference of two replays of the
+point's own rows, one effect switched on after the other in the order of the columns: forwards and backwards spread
+evenly over the ranks; what the schedule idles with equal stages; recompute; stages of unequal cost; transfers; the
+optimizer; actions of one kind that do not all take the same time; and the rest, what happens between actions and
+while ranks wait for a core."""
+
+
+def _ledger(rows: Sequence[Row]) -> list[str]:
+    told = [row for row in rows if row["status"] in COMPARABLE and row["ledger_compute_s"] is not None]
+    if not told:
+        return []
+    header = ["", "step", *(part.removesuffix("_s").replace("_", " ") for part in PARTS)]
+    lines = [
+        [_name(row, rows) + kind(row), milliseconds(row["step_s"]), *(tenths(row[f"ledger_{part}"]) for part in PARTS)]
+        for row in told
+    ]
+    return ["## Where the time went", LEDGER_TEXT, markdown(header, lines)]
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
