@@ -147,12 +147,18 @@ def _from_result(path: Path, config: RunConfig) -> Profile:
             theirs, ours = getattr(result.config, key), getattr(config, key)
             if theirs != ours:
                 raise ConfigError(f"profile={path}: is of {_named(key, theirs)}: expected {_named(key, ours)}")
-        costs = action_costs([trace for repeat in result.repeats for trace in traces(result, repeat)])
-        if not costs:
+        profile = profile_of(result)
+        if profile is None:
             raise ConfigError(f"profile={path}: engine={result.config.engine} recorded no spans: expected pipebench's")
-        return _spread(result, result.profile, costs)
+        return profile
     except (ResultError, ValueError) as error:
         raise ConfigError(f"profile={error}") from error
+
+
+def profile_of(result: RunResult) -> Profile | None:
+    """Return the costs of a finished point by layer, None where it knows no layers or recorded no spans."""
+    costs = action_costs([trace for repeat in result.repeats for trace in traces(result, repeat)])
+    return _spread(result, result.profile, costs) if result.profile is not None and costs else None
 
 
 def _named(key: str, value: Any) -> str:

@@ -88,3 +88,26 @@ def _mean_by_op(costs_s: NDArray[np.float64], ops: NDArray[np.int64]) -> NDArray
     """Return every action at the mean cost of its op over all stages."""
     means = np.bincount(ops, costs_s) / np.maximum(np.bincount(ops), 1)
     return np.asarray(means[ops])
+
+
+_NAMES = {"fill_and_drain_s": "fill and drain", "overhead_s": "overhead and contention"}
+
+
+def in_words(ledger: Ledger, rank_times_s: Sequence[float]) -> str:
+    """Return the ledger as a sentence: what of the step was not computing, largest part first.
+
+    `rank_times_s`, each rank's seconds of work, name the slowest where imbalance costs something. Parts below a
+    hundredth of the step are left to the table.
+    """
+    lost = {part: getattr(ledger, part) for part in PARTS if part != "compute_s"}
+    told = sorted((part for part in lost if lost[part] > ledger.step_s / 100), key=lambda part: -lost[part])
+    parts = []
+    for part in told:
+        text = f"{lost[part] * 1e3:.1f} {_NAMES.get(part, part.removesuffix('_s'))}"
+        if part == "imbalance_s":
+            slowest = max(range(len(rank_times_s)), key=rank_times_s.__getitem__)
+            mean = sum(rank_times_s) / len(rank_times_s)
+            text += f" (rank {slowest} takes {rank_times_s[slowest] / mean - 1:.0%} more than the mean)"
+        parts.append(text)
+    idle_s = ledger.step_s - ledger.compute_s
+    return f"{idle_s * 1e3:.1f} ms of {ledger.step_s * 1e3:.1f} ms not computing: {', '.join(parts) or 'nothing large'}"

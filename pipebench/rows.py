@@ -184,11 +184,12 @@ def _bubble(result: RunResult) -> Row:
         row["bubble_fraction"] = median(bubble_fraction(trace) for trace in steps)
         row["bubble_replayed"] = median(bubble_fraction(trace) for trace in replayed)
         row["replayed_step_s"] = median(trace.makespan_s for trace in replayed)
-        row["imbalance"] = imbalance(_rank_times(result))
+        row["imbalance"] = imbalance(rank_times(result))
     return row
 
 
-def _rank_times(result: RunResult) -> list[float]:
+def rank_times(result: RunResult) -> list[float]:
+    """Return each rank's seconds of pipeline work in one step."""
     schedule = result.schedule
     times = [0.0] * schedule.num_ranks
     for stage, seconds in enumerate(stage_times(_costs(result), list(schedule))):

@@ -5,13 +5,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pipebench.config import RunConfig, value_at
-from pipebench.ledger import PARTS
+from pipebench.costs import profile_of
+from pipebench.ledger import PARTS, ledger_of
+from pipebench.ledger import in_words as lost_in_words
+from pipebench.record import RunResult
+from pipebench.report.advice import best_change
+from pipebench.report.advice import in_words as advice_in_words
 from pipebench.report.cells import NOTHING, bubble, digits, escape, kind, mebibytes, milliseconds, tenths
 from pipebench.report.grid import K, M, groups, varying
 from pipebench.report.schedules import compared, comparisons
-from pipebench.report.sweep import Sweep, reference_rows, stages_of
+from pipebench.report.sweep import Sweep, one_line_errors, reference_rows, stages_of
 from pipebench.report.tables import legend, markdown, pivots
-from pipebench.rows import COMPARABLE, Row, StageRow
+from pipebench.rows import COMPARABLE, Row, StageRow, rank_times
+from pipebench.schedule.builders import SCHEDULES
 
 NOT_SHOWN = ("results_dir", "wandb")
 
@@ -63,7 +69,7 @@ def page(sweep: Sweep, rows: Sequence[Row], pictures: Sequence[str]) -> str:
         *_schedules(rows),
         *_notes(rows),
         *_tables(rows),
-        *_ledger(rows),
+        *_ledger(sweep, rows),
         "**Marks.** " + "; ".join(legend(rows)) + ".",
         "## How to read the bubble",
         BUBBLE_TEXT,
@@ -116,7 +122,7 @@ optimizer; actions of one kind that do not all take the same time; and the rest,
 while ranks wait for a core."""
 
 
-def _ledger(rows: Sequence[Row]) -> list[str]:
+def _ledger(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
     told = [row for row in rows if row["status"] in COMPARABLE and row["ledger_compute_s"] is not None]
     if not told:
         return []
@@ -125,7 +131,23 @@ def _ledger(rows: Sequence[Row]) -> list[str]:
         [_name(row, rows) + kind(row), milliseconds(row["step_s"]), *(tenths(row[f"ledger_{part}"]) for part in PARTS)]
         for row in told
     ]
-    return ["## Where the time went", LEDGER_TEXT, markdown(header, lines)]
+    words = [f"- {_name(row, rows)}{kind(row)}: {escape(_lost_and_to_gain(sweep.results[row['key']]))}" for row in told]
+    return ["## Where the time went", LEDGER_TEXT, markdown(header, lines), ADVICE_TEXT, "\n".join(words)]
+
+
+def _lost_and_to_gain(result: RunResult) -> str:
+    with one_line_errors(result.key):
+        ledger, profile = ledger_of(result), profile_of(result)
+        assert ledger is not None
+        words = lost_in_words(ledger, rank_times(result))
+        if profile is None or result.config.schedule not in SCHEDULES:  # rows of a file or a search are as they are
+            return f"{words}."
+        return f"{words}; {advice_in_words(best_change(result.config, result.layers_per_stage, profile))}."
+
+
+ADVICE_TEXT = """\
+In words, and the one change from which the simulator expects most, with the point's own costs; more micro-batches are
+taken to cost as much per sample as these do."""
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipebench.config import RunConfig, known_keys
-from pipebench.errors import ResultError, ScheduleError
+from pipebench.errors import ConfigError, ResultError, ScheduleError
 from pipebench.harness.sweep import SWEEP_FILE, point_folder
 from pipebench.record import RunResult, config_from, read_json, read_result
 from pipebench.rows import MEASURED, Row, StageRow, row_of, stage_rows
@@ -47,7 +47,7 @@ def read_sweep(folder: Path) -> Sweep:
     """Read the folder of a sweep, finished or not."""
     path = folder / SWEEP_FILE
     state = read_json(path)
-    with _one_line_errors(path):
+    with one_line_errors(path):
         points = {_key(point["key"]): config_from(point["config"]) for point in state["points"]}
         references = [_key(reference["key"]) for reference in state["references"]]
         swept = tuple(_swept_key(name) for name in state["swept"])
@@ -79,7 +79,7 @@ def reference_rows(sweep: Sweep) -> list[Row]:
     found = [known[key] for key in keys if key in known]
     table = []
     for result in found:
-        with _one_line_errors(result.key):
+        with one_line_errors(result.key):
             table.append(row_of(result, None, sweep.swept))
     return table
 
@@ -88,7 +88,7 @@ def stages_of(result: RunResult) -> list[StageRow]:
     """Return the per-stage table of a point, empty when it was not measured."""
     if result.status not in MEASURED:
         return []
-    with _one_line_errors(result.key):
+    with one_line_errors(result.key):
         table = stage_rows(result)
         if not all(value is None or isinstance(value, int | float) for stage in table for value in astuple(stage)):
             raise TypeError("expected numbers for every stage")
@@ -97,7 +97,7 @@ def stages_of(result: RunResult) -> list[StageRow]:
 
 def _row(sweep: Sweep, key: str) -> Row:
     result = sweep.results.get(key) or _pending(key, sweep.points[key])
-    with _one_line_errors(key):
+    with one_line_errors(key):
         return row_of(result, sweep.reference(key), sweep.swept)
 
 
@@ -121,7 +121,7 @@ def _result_file(folder: Path, key: str) -> Path:
 
 def _read_point(folder: Path, key: str) -> RunResult:
     path = _result_file(folder, key)
-    with _one_line_errors(path):
+    with one_line_errors(path):
         result = read_result(path)
         _check_counts(result.config)
         if result.key != key:
@@ -152,12 +152,12 @@ def _swept_key(name: Any) -> str:
 
 
 @contextlib.contextmanager
-def _one_line_errors(where: object) -> Iterator[None]:
+def one_line_errors(where: object) -> Iterator[None]:
     """Say in one line what a damaged or foreign file led to."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ResultError(f"{where}: not a complete result: {reason}") from error
-    except ScheduleError as error:
+    except (ScheduleError, ConfigError) as error:
         raise ResultError(f"{where}: not a complete result: {error}") from error

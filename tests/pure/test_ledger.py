@@ -8,10 +8,13 @@ import pytest
 
 from pipebench.compose import compose_grid
 from pipebench.config import resolve
+from pipebench.costs import profile_of
 from pipebench.harness.simulated import simulate_point
-from pipebench.ledger import PARTS, Ledger, ledger_of
+from pipebench.ledger import PARTS, Ledger, in_words, ledger_of
 from pipebench.machine import Machine
 from pipebench.record import RunResult
+from pipebench.report.advice import Advice, best_change
+from pipebench.report.advice import in_words as advice_in_words
 from pipebench.schedule.builders import SCHEDULES
 
 K, M, FORWARD_S, BACKWARD_S = 4, 8, 0.010, 0.020
@@ -148,3 +151,51 @@ def test_several_steps_give_the_median_of_each_part_and_the_rest_to_overhead() -
     assert parts.step_s == pytest.approx(step_s, rel=1e-12)
     assert parts.compute_s == pytest.approx(1.15 * M * (FORWARD_S + BACKWARD_S))
     assert parts.overhead_s == pytest.approx(0.01)
+
+
+def test_a_ledger_reads_as_a_sentence_largest_part_first() -> None:
+    parts = Ledger(0.7, 0.05, 0.0, 0.12, 0.02, 0.001, 0.004, 0.105)
+    assert in_words(parts, [1.0, 1.3, 0.7]) == (
+        "300.0 ms of 1000.0 ms not computing: 120.0 imbalance (rank 1 takes 30% more than the mean), "
+        "105.0 overhead and contention, 50.0 fill and drain, 20.0 transfers"
+    )
+    assert in_words(Ledger(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), [1.0]) == (
+        "0.0 ms of 1000.0 ms not computing: nothing large"
+    )
+
+
+def advice(result: RunResult) -> Advice | None:
+    profile = profile_of(result)
+    assert profile is not None
+    return best_change(result.config, result.layers_per_stage, profile)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "change"),
+    [
+        (["recompute=always", "stages=1", "model.layers=1"], "recompute=never"),
+        (["model.imbalance=2", "model.layers=12", "micro=12", "batch=12", "partition=[3,3,3,3]", "schedule=zb_h2"],
+         "partition=time"),
+        (["micro=4", "batch=64", "schedule=zb_h2"], "micro=8"),
+        (["schedule=naive"], "schedule=zb_h1"),
+    ],
+)  # fmt: skip
+def test_the_change_that_would_gain_most_is_named(overrides: list[str], change: str) -> None:
+    found = advice(point(*overrides))
+    assert found is not None
+    assert found.change == change
+    assert 0.02 < found.gain_fraction < 1
+
+
+def test_a_predicted_gain_is_what_the_changed_point_really_gains() -> None:
+    before, after = point("schedule=naive"), point("schedule=zb_h1")
+    found = advice(before)
+    assert found is not None
+    step_s = [result.repeats[0].ranks[0].step_s[0] for result in (before, after)]
+    assert found.gain_fraction == pytest.approx(1 - step_s[1] / step_s[0])
+    assert advice_in_words(found).startswith("most is expected of schedule=zb_h1: 72% less time, ")
+
+
+def test_nothing_is_advised_where_nothing_is_to_be_gained() -> None:
+    assert advice(point("stages=1", "model.layers=1")) is None
+    assert advice_in_words(None) == "no single change is expected to gain 2%"

@@ -1,0 +1,80 @@
+"""What to change: the one change to a point from which the simulator expects most.
+
+The point's own result is the profile, so a change is judged by the costs that were measured, spread over the layers.
+Each candidate changes one key, and is compared with the same simulation of the point as it is.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipebench.config import RunConfig
+from pipebench.costs import Profile, for_samples, stage_activations, stage_costs, transfer_times
+from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.harness.prepare import Prepared, prepare
+from pipebench.report.cells import mebibytes
+from pipebench.schedule.builders import SCHEDULES, with_optimizer
+from pipebench.schedule.memory import peak_activation_bytes
+from pipebench.schedule.simulate import simulate
+
+WORTH_FRACTION = 0.02
+"""A change that gains less is not worth a word: predictions are no better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change such as `schedule=zb_h2`, the share of the step it would save, and the activations it would hold."""
+
+    change: str
+    gain_fraction: float
+    activations_bytes: float
+    activations_now_bytes: float
+
+
+def best_change(config: RunConfig, layers_per_stage: list[int], profile: Profile) -> Advice | None:
+    """Return the change that would gain most, None where none is worth it.
+
+    `profile` is the point's own (`costs.profile_of`). A schedule that needs more stages than there are layers, or a
+    search, is no candidate.
+    """
+    here = dataclasses.replace(config, partition=list(layers_per_stage))
+    now_s, now_bytes = _predicted(here, profile)
+    best = None
+    for change, changed in _changes(config, here):
+        step_s, num_bytes = _predicted(changed, profile)
+        gain = 1 - step_s / now_s
+        if gain > max(WORTH_FRACTION, best.gain_fraction if best else 0.0):
+            best = Advice(change, gain, num_bytes, now_bytes)
+    return best
+
+
+def in_words(advice: Advice | None) -> str:
+    if advice is None:
+        return f"no single change is expected to gain {WORTH_FRACTION:.0%}"
+    then, now = mebibytes(advice.activations_bytes), mebibytes(advice.activations_now_bytes)
+    saved = f"{advice.gain_fraction:.0%} less time"
+    return f"most is expected of {advice.change}: {saved}, {then} MiB of activations instead of {now}"
+
+
+def _changes(config: RunConfig, here: RunConfig) -> Iterator[tuple[str, RunConfig]]:
+    if config.recompute != "never":
+        yield "recompute=never", dataclasses.replace(here, recompute="never")
+    if 2 * config.micro <= config.batch:
+        yield f"micro={2 * config.micro}", dataclasses.replace(here, micro=2 * config.micro)
+    yield "partition=time", dataclasses.replace(config, partition="time")
+    for name, recipe in SCHEDULES.items():
+        chunks = recipe.usual_chunks
+        if name == config.schedule or config.stages * chunks > config.model.num_layers:
+            continue
+        straight = chunks == 1 and len(here.partition) == config.stages
+        partition = here.partition if straight else "time"
+        yield f"schedule={name}", dataclasses.replace(here, schedule=name, chunks=chunks, partition=partition)
+
+
+def _predicted(config: RunConfig, profile: Profile) -> tuple[float, float]:
+    """Return the step's seconds and the largest rank's activations in bytes."""
+    profile = for_samples(profile, micro_batch_sizes(config.batch, config.micro)[0])
+    prepared: Prepared = prepare(config, profile)
+    counts, schedule = prepared.layers_per_stage, with_optimizer(prepared.schedule)
+    trace = simulate(schedule, stage_costs(profile, counts), transfer_times(profile, counts))
+    return trace.makespan_s, max(peak_activation_bytes(schedule, stage_activations(profile.layers, counts)))
