@@ -63,14 +63,14 @@ def defined_points(grid: Grid) -> Sequence[RunConfig]:
         return grid.points
     some_auto = any(point.chunks == "auto" for point in grid.points)
 
-    def isdefined_points(point: RunConfig) -> bool:
+    def is_defined(point: RunConfig) -> bool:
         if type(point.chunks) is not int:
             return True
         if point.schedule in SCHEDULES:
             return takes_chunks(point.schedule, point.chunks)
         return not is_file(point.schedule) and not some_auto  # a search that chooses has no need of fewer choices
 
-    undefined = [point for point in grid.points if not isdefined_points(point)]
+    undefined = [point for point in grid.points if not is_defined(point)]
     if undefined:
         what = ", ".join(dict.fromkeys(f"{point.schedule} with chunks={point.chunks}" for point in undefined))
         print(f"left out, since not defined: {what}")

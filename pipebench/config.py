@@ -180,9 +180,10 @@ def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     threads = _resolve_threads(config, machine)
     if config.engine == "torch":
         _check_torch_engine(dataclasses.replace(config, device=device), machine)
-    if config.engine != "simulate":
-        config = dataclasses.replace(config, profile=None)  # real runs measure, so that both may stand in one sweep
-    _check_profile(config)
+    if config.engine == "simulate":
+        _check_profile(config)
+    else:  # real runs measure, so that both may stand in one sweep
+        config = dataclasses.replace(config, profile=None)
     return dataclasses.replace(config, device=device, threads=threads)
 
 
@@ -388,8 +389,6 @@ def _check_schedule(config: RunConfig) -> None:
 
 
 def _check_profile(config: RunConfig) -> None:
-    if config.engine != "simulate":
-        return
     if config.profile is None and config.model.kind != "synthetic":
         _fail("profile", "null", "a result.json of a real run, or a YAML of costs, with engine=simulate")
     if config.profile is not None and not Path(config.profile).is_file():

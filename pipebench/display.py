@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from pipebench.config import RunConfig, key_of, value_at
+from pipebench.config import RunConfig, value_at
 from pipebench.harness.launch import Progress
 from pipebench.harness.sweep import Plan
 from pipebench.record import RunResult, step_times
@@ -27,7 +27,7 @@ class Display:
     def __init__(self, plan: Plan, console: Console) -> None:
         self._console = console
         self._swept = plan.swept
-        self._references = set(plan.references)
+        self._references = list(plan.references.values())
         self._total = sum(config.repeats for config in plan.all.values())
         self._started = 0
         self._began = time.monotonic()
@@ -69,7 +69,7 @@ class Display:
 
     def _name(self, config: RunConfig) -> str:
         parts = [f"{key}={value_at(config, key)}" for key in dict.fromkeys(("stages", "micro", *self._swept))]
-        return "one device, for the speed-up" if key_of(config) in self._references else " ".join(parts)
+        return "one device, for the speed-up" if config in self._references else " ".join(parts)
 
     def _draw(self, progress: Progress) -> None:
         if self._live is None:

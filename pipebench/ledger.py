@@ -90,6 +90,9 @@ def _mean_by_op(costs_s: NDArray[np.float64], ops: NDArray[np.int64]) -> NDArray
     return np.asarray(means[ops])
 
 
+_WORTH_NAMING = 0.01
+"""Share above the mean from which one rank is the slow one."""
+
 _NAMES = {"fill_and_drain_s": "fill and drain", "overhead_s": "overhead and contention"}
 
 
@@ -107,7 +110,11 @@ def in_words(ledger: Ledger, rank_times_s: Sequence[float]) -> str:
         if part == "imbalance_s":
             slowest = max(range(len(rank_times_s)), key=rank_times_s.__getitem__)
             mean = sum(rank_times_s) / len(rank_times_s)
-            text += f" (rank {slowest} takes {rank_times_s[slowest] / mean - 1:.0%} more than the mean)"
+            excess = rank_times_s[slowest] / mean - 1
+            if excess > _WORTH_NAMING:
+                text += f" (rank {slowest} takes {excess:.0%} more than the mean)"
+            else:
+                text += " (now one rank is slower, now another)"
         parts.append(text)
     idle_s = ledger.step_s - ledger.compute_s
     return f"{idle_s * 1e3:.1f} ms of {ledger.step_s * 1e3:.1f} ms not computing: {', '.join(parts) or 'nothing large'}"

@@ -24,8 +24,6 @@ class Backward(Protocol):
     def root_of(self, output: Tensor) -> Root:
         """Return what to keep of a forward."""
 
-    def whole(self, root: Root, gradient: Tensor) -> None: ...
-
     def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> Any:
         """Return what `of_weights` will need."""
 
@@ -40,13 +38,15 @@ def backward_of(module: nn.Module, split: bool) -> Backward:
     return QueuedBackward(queue) if adopt(module, queue) else AutogradSplit(module.parameters())
 
 
+def run_whole(root: Root, gradient: Tensor) -> None:
+    """Run a backward in one piece, whichever way its stage would split one."""
+    if root is not None:
+        torch.autograd.backward(root, gradient)
+
+
 class WholeBackward:
     def root_of(self, output: Tensor) -> Root:
         return _edge_of(output)
-
-    def whole(self, root: Root, gradient: Tensor) -> None:
-        if root is not None:
-            torch.autograd.backward(root, gradient)
 
     def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> None:
         raise AssertionError("this stage's schedule has no split backward")
@@ -64,15 +64,11 @@ class QueuedBackward:
     def root_of(self, output: Tensor) -> Root:
         return _edge_of(output)
 
-    def whole(self, root: Root, gradient: Tensor) -> None:
-        if root is not None:
-            torch.autograd.backward(root, gradient)
-
     def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> Any:
         put_off: list[PutOff] = []
         self._queue.waiting = put_off
         try:
-            self.whole(root, gradient)
+            run_whole(root, gradient)
         finally:
             self._queue.waiting = None
         return put_off
@@ -92,15 +88,11 @@ class AutogradSplit:
             return None
         return output.clone() if output._is_view() else output  # torch detaches it in place, which a view refuses
 
-    def whole(self, root: Root, gradient: Tensor) -> None:
-        if root is not None:
-            torch.autograd.backward(root, gradient)
-
     def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> Any:
         from torch.distributed.pipelining._backward import stage_backward_input
 
         if root is None or not x.requires_grad:
-            return lambda: self.whole(root, gradient)
+            return lambda: run_whole(root, gradient)
         assert isinstance(root, Tensor)
         _, groups = stage_backward_input([root], [gradient], [x], iter(self._parameters))
         return lambda: self._finish(groups)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipebench.engine.backward import Root
+from pipebench.engine.backward import Root, run_whole
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import Stopwatch
@@ -210,7 +210,7 @@ class Executor:
         stage = planned.action.stage
         held, gradient = self._let_go(planned.action, received)
         if gradient is not None:
-            self._stages[stage].backward.whole(held.root, gradient)
+            run_whole(held.root, gradient)
         return self._gradient_of_input(stage, held)
 
     def _input_gradient(self, planned: _Planned, received: Tensor | None) -> Tensor | None:

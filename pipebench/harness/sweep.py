@@ -45,10 +45,15 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was measured before some point and serves others too: both by what they depend on."""
+    """What was found out once and serves several groups.
+
+    Layers and links by what they depend on, what was decided of a point by its key: a file that is edited while the
+    sweep runs must not give a later round other rows.
+    """
 
     profiles: dict[str, LayerProfile]
     links: dict[str, Link]
+    prepared: dict[str, Prepared]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ def make_folder(results_dir: Path, name: str) -> Path:
 def run_sweep(plan: Plan, folder: Path, observer: Observer) -> dict[str, RunResult]:
     """Run everything in `plan`, write each result as soon as it is known, and return all results by key."""
     results: dict[str, RunResult] = {}
-    known = Known({}, {})
+    known = Known({}, {}, {})
     environment = machine.describe()
     _write_state(folder, plan, results)
     for round_number in range(max(config.repeats for config in plan.all.values())):
@@ -166,7 +171,9 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
         layers = _profile(config, known, observer)
         link = _link(config, known, observer)
         profiling_s = time.perf_counter() - began
-        prepared = prepare(config, Profile(layers, [0.0] * len(layers.names), link))
+        if result.key not in known.prepared:
+            known.prepared[result.key] = prepare(config, Profile(layers, [0.0] * len(layers.names), link))
+        prepared = known.prepared[result.key]
         with tempfile.TemporaryDirectory(prefix="pipebench-") as scratch:
             jobs = _jobs(config, prepared, layers, str(Path(scratch) / "store"))
             ranks = run_group(MEASURE_RANK, jobs, config.device, observer.progress)

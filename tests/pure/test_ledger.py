@@ -159,6 +159,7 @@ def test_a_ledger_reads_as_a_sentence_largest_part_first() -> None:
         "300.0 ms of 1000.0 ms not computing: 120.0 imbalance (rank 1 takes 30% more than the mean), "
         "105.0 overhead and contention, 50.0 fill and drain, 20.0 transfers"
     )
+    assert "120.0 imbalance (now one rank is slower, now another)" in in_words(parts, [1.0, 1.001])
     assert in_words(Ledger(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), [1.0]) == (
         "0.0 ms of 1000.0 ms not computing: nothing large"
     )

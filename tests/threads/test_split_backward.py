@@ -7,7 +7,7 @@ from ranks import CPU, Point, run
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipebench.engine.backward import AutogradSplit, QueuedBackward, WholeBackward
+from pipebench.engine.backward import AutogradSplit, QueuedBackward, WholeBackward, run_whole
 from pipebench.engine.stage import Stage
 from pipebench.linear import Linear
 from pipebench.schedule.action import Action, Schedule
@@ -135,7 +135,7 @@ def test_a_stage_that_splits_may_also_run_whole_backwards() -> None:
     [plain] = twin(layer)
     stage = split_stage(layer)
     x = torch.randn(3, WIDTH)
-    stage.backward.whole(stage.backward.root_of(stage.forward(x, 0, 0)), torch.ones(3, WIDTH))
+    run_whole(stage.backward.root_of(stage.forward(x, 0, 0)), torch.ones(3, WIDTH))
     plain(x).backward(torch.ones(3, WIDTH))
     torch.testing.assert_close(layer.weight.grad, plain.weight.grad)
 
