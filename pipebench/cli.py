@@ -116,13 +116,13 @@ def _track(tracker: Tracker, result: RunResult, reference: RunResult | None, swe
 
 def _conclude(folder: Path, first: RunConfig) -> None:
     """Write the report and say where everything is; imported late, since pandas and seaborn take a second."""
-    from pipebench.report.sweep import read_sweep, rows
-    from pipebench.report.tables import print_table
+    from pipebench.report.sweep import read_sweep, rows_of
+    from pipebench.report.terminal import print_table
     from pipebench.report.write import write_report
 
     written = write_report(folder)
     print()
-    print_table(rows(read_sweep(folder)))
+    print_table(rows_of(read_sweep(folder)))
     print()
     print("files    ", ", ".join(str(path) for path in written))
     print("          one result.json and trace.json (open in ui.perfetto.dev) a point under", folder / "runs")

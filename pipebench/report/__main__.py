@@ -5,26 +5,45 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipebench.config import closest
 from pipebench.errors import ResultError
-from pipebench.report.write import write_report
+from pipebench.report.write import FORMATS, USUAL, write_report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the paths written and return the exit code: 2 when the folder holds no readable sweep."""
     parser = argparse.ArgumentParser(
         prog="python -m pipebench.report",
-        description="Write results.csv, report.md and pictures of a sweep into its folder, from its files alone.",
+        description="Write the report of a sweep into its folder, from its files alone.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a sweep, such as results/<time>-quick")
-    folder = parser.parse_args(argv).folder
+    parser.add_argument(
+        "--format",
+        type=_formats,
+        default=USUAL,
+        metavar="LIST",
+        help=f"some of {', '.join(FORMATS)}, with commas (default: {','.join(USUAL)}); results.csv comes with all. "
+        "latex and csv write every table into tables/, png, svg and pdf every figure",
+    )
+    options = parser.parse_args(argv)
     try:
-        written = write_report(folder)
+        written = write_report(options.folder, options.format)
     except ResultError as error:
         print(f"ResultError: {error}", file=sys.stderr)
         return 2
     for path in written:
         print(path)
     return 0
+
+
+def _formats(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in FORMATS:
+            raise argparse.ArgumentTypeError(
+                f"{name!r}: expected some of {', '.join(FORMATS)}, with commas{closest(name, FORMATS)}"
+            )
+    return names
 
 
 if __name__ == "__main__":

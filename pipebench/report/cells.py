@@ -35,6 +35,14 @@ def milliseconds(seconds: float | None) -> str:
     return digits(None if seconds is None else seconds * 1e3, 4)
 
 
+def with_interval(row: Row) -> str:
+    """Return the median step in ms with its 95 % interval."""
+    if row["step_s"] is None:
+        return NOTHING
+    low, high = milliseconds(row["step_ci_low_s"]), milliseconds(row["step_ci_high_s"])
+    return f"{milliseconds(row['step_s'])} [{low}, {high}]"
+
+
 def tenths(seconds: float) -> str:
     """Return milliseconds to a tenth: numbers that are to be added up need the same digits."""
     return f"{round(seconds * 1e3, 1) + 0.0:.1f}"  # no -0.0

@@ -7,9 +7,11 @@ state is touched; seaborn lends its palette and style.
 import io
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipebench.report.cells import MIB
+from pipebench.report.content import Content
 from pipebench.report.grid import K, M, axes_of, groups, values, varying
 from pipebench.report.schedules import compared, schedule_name
 from pipebench.rows import COMPARABLE, Row
@@ -29,18 +31,50 @@ Colour = tuple[float, float, float]
 Draw = Callable[["Axes", Sequence[Row], Colour], None]
 
 
-def bubble_picture(rows: Sequence[Row]) -> bytes | None:
-    """Return the PNG of measured, replayed and bound bubble fraction, or None when no step was traced."""
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawn figure under its file's stem; `alternative` says in text what it shows."""
+
+    name: str
+    title: str
+    alternative: str
+    figure: "Figure"
+
+
+def rendered(picture: Picture, suffix: str) -> bytes:
+    """Return the picture as png, svg or pdf; the same picture gives the same bytes."""
+    from matplotlib import rc_context
+
+    dates: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    content = io.BytesIO()
+    with rc_context({"svg.hashsalt": picture.name, "svg.fonttype": "none"}):
+        picture.figure.savefig(content, format=suffix, metadata=dates.get(suffix))
+    return content.getvalue()
+
+
+def pictures_of(content: Content) -> list[Picture]:
+    """Return every picture for which something was measured."""
+    rows = content.rows
+    drawn = [picture(rows) for picture in (schedules_picture, bubble_picture, throughput_picture)]
+    return [picture for picture in drawn if picture is not None]
+
+
+def bubble_picture(rows: Sequence[Row]) -> Picture | None:
+    """Draw measured, replayed and bound bubble fraction; None when no step was traced."""
     drawn = [row for row in rows if row["status"] in COMPARABLE and row["bubble_fraction"] is not None]
     labels = [_measured_or_simulated(drawn), "replayed", "bound"]
-    return _picture(drawn, "Bubble fraction: how much of K devices stood idle", "idle / makespan", labels, _bubble)
+    title = "Bubble fraction: how much of K devices stood idle"
+    figure = _figure(drawn, title, "idle / makespan", labels, _bubble)
+    return Picture("bubble", title, "bubble against micro-batches", figure) if figure else None
 
 
-def throughput_picture(rows: Sequence[Row]) -> bytes | None:
-    """Return the PNG of samples per second with 95 % intervals, or None when nothing was measured."""
+def throughput_picture(rows: Sequence[Row]) -> Picture | None:
+    """Draw samples per second with 95 % intervals; None when nothing was measured."""
     drawn = [row for row in rows if row["status"] in COMPARABLE]
     labels = ["median, 95 % interval" if _measured_or_simulated(drawn) == "measured" else "simulated"]
-    return _picture(drawn, "Throughput: training samples per second", "samples / s", labels, _throughput)
+    title = "Throughput: training samples per second"
+    figure = _figure(drawn, title, "samples / s", labels, _throughput)
+    return Picture("throughput", title, "throughput against micro-batches", figure) if figure else None
 
 
 def _measured_or_simulated(rows: Sequence[Row]) -> str:
@@ -48,8 +82,8 @@ def _measured_or_simulated(rows: Sequence[Row]) -> str:
     return "simulated" if rows and all(simulated) else "measured or simulated" if any(simulated) else "measured"
 
 
-def schedules_picture(rows: Sequence[Row]) -> bytes | None:
-    """Return the PNG of step time and peak memory by schedule, fastest first, or None when there is no such choice."""
+def schedules_picture(rows: Sequence[Row]) -> Picture | None:
+    """Draw step time and peak memory by schedule, fastest first; None when there is no such choice."""
     sets = [ordered for ordered in compared(rows).values() if len(ordered) > 1]
     if not sets:
         return None
@@ -77,9 +111,9 @@ def schedules_picture(rows: Sequence[Row]) -> bytes | None:
             time.set_xlabel("step, ms (95 % interval)")
             memory.set_xlabel("peak memory of the largest rank, MiB")
         figure.suptitle("Schedules, fastest first", x=0.01, ha="left", fontsize=12, fontweight="bold")
-        png = io.BytesIO()
-        figure.savefig(png, format="png")
-    return png.getvalue()
+        figure.draw_without_rendering()
+    alternative = "step time and peak memory of each schedule, fastest first; the table has the numbers"
+    return Picture("schedules", "Schedules, fastest first", alternative, figure)
 
 
 _INTERVAL = ("step_ci_low_s", "step_ci_high_s")
@@ -93,13 +127,6 @@ def _bars(axes: "Axes", lengths: Sequence[float], colour: Colour, text: str) -> 
     for place, length in enumerate(lengths):
         axes.annotate(text.format(length), (0, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
     seaborn.despine(ax=axes)
-
-
-FIGURES: dict[str, Callable[[Sequence[Row]], bytes | None]] = {
-    "schedules.png": schedules_picture,
-    "bubble.png": bubble_picture,
-    "throughput.png": throughput_picture,
-}
 
 
 def _bubble(axes: "Axes", rows: Sequence[Row], colour: Colour) -> None:
@@ -132,7 +159,7 @@ def _measured(axes: "Axes", rows: Sequence[Row], column: str, colour: Colour) ->
         axes.plot([row[M]], [row[column]], "o", color=colour, markerfacecolor=face, markersize=6, zorder=3)
 
 
-def _picture(rows: Sequence[Row], title: str, unit: str, labels: Sequence[str], draw: Draw) -> bytes | None:
+def _figure(rows: Sequence[Row], title: str, unit: str, labels: Sequence[str], draw: Draw) -> "Figure | None":
     if not rows or (len(values(rows, M)) == 1 and compared(rows)):  # a line through one point says nothing
         return None
     import seaborn
@@ -162,9 +189,8 @@ def _picture(rows: Sequence[Row], title: str, unit: str, labels: Sequence[str], 
         subtitle = _subtitle(rows, len(panels))
         figure.text(0.01, 1 - 0.42 / size[1], subtitle, va="center", fontsize=8.5, color=_GREY)
         _legend(figure, palette, labels, any(row["oversubscribed"] for row in rows))
-        png = io.BytesIO()
-        figure.savefig(png, format="png")
-    return png.getvalue()
+        figure.draw_without_rendering()
+    return figure
 
 
 def _panel(axes: "Axes", name: str, rows: Sequence[Row], palette: dict[int, Colour], draw: Draw) -> None:

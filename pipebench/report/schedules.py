@@ -1,36 +1,13 @@
-"""Schedules side by side: ordered by measured step time, memory beside it, zero-bubble next to interleaving.
-
-A zero-bubble schedule is to be judged against the best interleaving, which also shrinks the bubble and needs no
-split backward; so every row of the one kind names the best of the other.
-"""
+"""Schedules side by side: which rows differ in their schedule alone, fastest first, and what those are called."""
 
 from collections.abc import Sequence
 
-from pipebench.report.cells import NOTHING, bubble, digits, escape, kind, marks, mebibytes, milliseconds
+from pipebench.report.cells import kind
 from pipebench.report.grid import K, M, axes_of
-from pipebench.report.tables import markdown
 from pipebench.rows import COMPARABLE, Row
 
 ZERO_BUBBLE = ("zb_h1", "zb_h2", "zb_v", "zb_auto", "v_half", "v_min")
 INTERLEAVING = ("interleaved", "looped_bfs")
-
-_HEADER = (
-    "schedule",
-    "stages a rank",
-    "step ms [95 %]",
-    "of gpipe's",
-    "samples/s",
-    "speed-up",
-    "bubble: measured / replayed / bound",
-    "peak MiB",
-    "best interleaving ms",
-    "of that",
-)
-
-
-def comparisons(rows: Sequence[Row]) -> dict[str, str]:
-    """Return a table for each set of `compared` rows."""
-    return {title: _comparison(ordered) for title, ordered in compared(rows).items()}
 
 
 def schedule_name(row: Row) -> str:
@@ -52,31 +29,3 @@ def compared(rows: Sequence[Row]) -> dict[str, list[Row]]:
         for title, group in groups.items()
         if len({row["schedule"] for row in group}) > 1
     }
-
-
-def _comparison(rows: Sequence[Row]) -> str:
-    """`rows` are in order of step time."""
-    gpipe = next((row for row in rows if row["schedule"] == "gpipe"), None)
-    rival = next((row for row in rows if row["schedule"] in INTERLEAVING), None)
-    return markdown(_HEADER, [_line(row, gpipe, rival) for row in rows])
-
-
-def _line(row: Row, gpipe: Row | None, rival: Row | None) -> list[str]:
-    judged = rival is not None and row["schedule"] in ZERO_BUBBLE
-    interval = f"[{milliseconds(row['step_ci_low_s'])}, {milliseconds(row['step_ci_high_s'])}]"
-    return [
-        escape(row["schedule"]) + marks(row).replace("*", "\\*") + kind(row),
-        str(row["chunks"]),
-        f"{milliseconds(row['step_s'])} {interval}",
-        _ratio(row, gpipe),
-        digits(row["samples_per_s"]),
-        digits(row["speedup"]),
-        bubble(row, " / "),
-        mebibytes(row["peak_memory_bytes"]),
-        f"{milliseconds(rival['step_s'])} ({rival['schedule']}, {rival['chunks']})" if judged and rival else NOTHING,
-        _ratio(row, rival) if judged else NOTHING,
-    ]
-
-
-def _ratio(row: Row, other: Row | None) -> str:
-    return NOTHING if other is None else f"{row['step_s'] / other['step_s']:.3f}"

@@ -67,7 +67,7 @@ def read_sweep(folder: Path) -> Sweep:
     )
 
 
-def rows(sweep: Sweep) -> list[Row]:
+def rows_of(sweep: Sweep) -> list[Row]:
     """Return one row per point in grid order; a pending one has its axes and nothing measured."""
     return [_row(sweep, key) for key in sweep.points]
 

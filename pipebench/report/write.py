@@ -1,40 +1,85 @@
-"""Write all views of a sweep into its folder, from its files alone."""
+"""Write the views of a sweep into its folder, from its files alone."""
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pipebench.errors import ResultError
-from pipebench.report.figures import FIGURES
+from pipebench.report.content import Content, content_of
+from pipebench.report.figures import Picture, pictures_of, rendered
 from pipebench.report.page import page
-from pipebench.report.sweep import read_sweep, rows
-from pipebench.report.tables import write_csv
+from pipebench.report.sweep import read_sweep
+from pipebench.report.table import csv_text, latex
+
+Files = dict[str, bytes]
+"""Content by name inside the sweep's folder."""
 
 
-def write_report(folder: Path) -> list[Path]:
-    """Write results.csv, report.md and the pictures; return what was written.
+def _results(content: Content) -> Files:
+    rows = content.rows
+    header = rows[0] if rows else ["key", "status"]
+    return {"results.csv": csv_text(header, (row.values() for row in rows)).encode()}
 
-    A picture for which nothing was measured is left out.
+
+def _markdown(content: Content, pictures: Sequence[Picture]) -> Files:
+    return {"report.md": page(content, pictures).encode()}
+
+
+def _latex(content: Content, pictures: Sequence[Picture]) -> Files:
+    return {f"tables/{table.name}.tex": latex(table).encode() for table in content.tables}
+
+
+def _csv(content: Content, pictures: Sequence[Picture]) -> Files:
+    return {
+        f"tables/{table.name}.csv": csv_text(
+            table.header, ([cell.text for cell in line] for line in table.lines)
+        ).encode()
+        for table in content.tables
+    }
+
+
+def _pictures(suffix: str) -> Callable[[Content, Sequence[Picture]], Files]:
+    def files(content: Content, pictures: Sequence[Picture]) -> Files:
+        return {f"{picture.name}.{suffix}": rendered(picture, suffix) for picture in pictures}
+
+    return files
+
+
+FORMATS: dict[str, Callable[[Content, Sequence[Picture]], Files]] = {
+    "md": _markdown,
+    "latex": _latex,
+    "csv": _csv,
+    "png": _pictures("png"),
+    "svg": _pictures("svg"),
+    "pdf": _pictures("pdf"),
+}
+"""What a report can be written as; results.csv is written with any of them."""
+
+USUAL = ("md", "png")
+"""What a sweep leaves behind without being asked."""
+
+
+def write_report(folder: Path, formats: Sequence[str] = USUAL) -> list[Path]:
+    """Write results.csv and the views named in `formats`; return what was written.
+
+    A picture for which nothing was measured is left out. Raise ResultError for a folder that is no sweep or cannot
+    be written.
     """
-    sweep = read_sweep(folder)
-    table = rows(sweep)
+    content = content_of(read_sweep(folder))
+    pictures = pictures_of(content)
+    files = _results(content)
+    for name in formats:
+        files |= FORMATS[name](content, pictures)
     try:
-        with _replacing(folder / "results.csv") as temporary:
-            write_csv(table, temporary)
-        pictures = []
-        for name, draw in FIGURES.items():
-            picture = draw(table)
-            if picture is not None:
-                pictures.append(folder / name)
-                with _replacing(folder / name) as temporary:
-                    temporary.write_bytes(picture)
-        with _replacing(folder / "report.md") as temporary:
-            temporary.write_text(page(sweep, table, [path.name for path in pictures]))
+        for name, written in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            with _replacing(folder / name) as temporary:
+                temporary.write_bytes(written)
     except OSError as error:
         raise ResultError(f"{folder}: the report cannot be written: {error}") from error
-    return [folder / "results.csv", folder / "report.md", *pictures]
+    return [folder / name for name in files]
 
 
 @contextlib.contextmanager

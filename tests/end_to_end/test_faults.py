@@ -12,7 +12,7 @@ from pipebench.harness import sweep as harness
 from pipebench.harness.sweep import Observer, plan_sweep, run_sweep
 from pipebench.machine import Machine
 from pipebench.record import RunResult
-from pipebench.report.sweep import read_sweep, rows
+from pipebench.report.sweep import read_sweep, rows_of
 from pipebench.rows import row_of
 
 ARGUMENTS = (
@@ -30,7 +30,7 @@ def run_with(worker: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict
     plan = plan_sweep([resolve(point, Machine(2, 0)) for point in grid.points], grid.swept, "faults")
     folder.mkdir()
     results = run_sweep(plan, folder, Observer(lambda *_: None, lambda _: None, lambda _: None))
-    assert [row["status"] for row in rows(read_sweep(folder))] == [results[key].status for key in plan.points]
+    assert [row["status"] for row in rows_of(read_sweep(folder))] == [results[key].status for key in plan.points]
     return {config.micro: results[key] for key, config in plan.points.items()}
 
 

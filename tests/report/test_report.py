@@ -1,183 +1,27 @@
 """A report is made from files alone: numbers checked by hand, failures visible, nothing in a folder trusted."""
 
 import csv
-import dataclasses
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hand_made import ERROR, MIB, OK, PENDING, WRONG, config, csv_rows, table_rows, write_sweep
 from rich.console import Console
 
-from pipebench.config import OptimizerConfig, RunConfig, SyntheticConfig, TeacherConfig, WandbConfig
 from pipebench.errors import ResultError
-from pipebench.record import RankRecord, Repeat, RunResult, StageMemory, write_json, write_result
+from pipebench.record import write_json
 from pipebench.report.__main__ import main
 from pipebench.report.cells import NOTHING, digits, escape
 from pipebench.report.figures import bubble_picture, schedules_picture
-from pipebench.report.schedules import comparisons
-from pipebench.report.sweep import read_sweep, rows
-from pipebench.report.tables import pivots, print_table, terminal_table, write_csv
+from pipebench.report.sweep import read_sweep, rows_of
+from pipebench.report.table import csv_text, markdown
+from pipebench.report.tables import comparisons, pivots
+from pipebench.report.terminal import print_table, terminal_table
 from pipebench.report.write import write_report
 from pipebench.rows import Row
-
-MIB = 2**20
-
-OK, WRONG, ERROR, PENDING, REFERENCE = (letter * 12 for letter in "abcde")
-
-ROWS = [["0F0", "0F1", "0B1", "0B0", "0O"], ["1F0", "1F1", "1B1", "1B0", "1O"]]
-
-# One step of K=2, M=2 in seconds: forward 1, backward 2, the optimizer takes no time, transfers are free.
-#   rank 0 |F0F1······B1B1B0B0|     busy 6 of 9
-#   rank 1 |··F0F1B1B1B0B0····|     busy 6 of 9
-SPANS = [
-    [(0.0, 1.0, 0.0), (1.0, 2.0, 0.0), (5.0, 7.0, 0.0), (7.0, 9.0, 0.0), (9.0, 9.0, 0.0)],
-    [(1.0, 2.0, 0.0), (2.0, 3.0, 0.0), (3.0, 5.0, 0.0), (5.0, 7.0, 0.0), (7.0, 7.0, 0.0)],
-]
-
-
-def config(**changes: Any) -> RunConfig:
-    point = RunConfig(
-        stages=2,
-        micro=2,
-        replicas=1,
-        schedule="gpipe",
-        chunks=1,
-        memory_limit="auto",
-        recompute="never",
-        partition="time",
-        engine="pipebench",
-        profile=None,
-        batch=18,
-        model=SyntheticConfig(
-            name="synthetic", layers=2, width=8, forward_s=1.0, backward_s=2.0, weight_share=0.5, imbalance=0.0
-        ),
-        data=TeacherConfig(name="teacher"),
-        optimizer=OptimizerConfig(name="sgd", lr=0.1),
-        precision="fp32",
-        device="cpu",
-        threads=1,
-        warmup=1,
-        steps=1,
-        repeats=1,
-        seed=0,
-        gate="on",
-        results_dir="results",
-        wandb=WandbConfig(mode="disabled", project="pipebench"),
-    )
-    return dataclasses.replace(point, **changes)
-
-
-def rank_record(rank: int, spans: list[tuple[float, float, float]], step_s: float, **changes: Any) -> RankRecord:
-    record = RankRecord(
-        rank=rank,
-        warmup_step_s=[step_s],
-        step_s=[step_s],
-        steady=True,
-        losses=[2.0, 1.0],
-        grad_rel_error=1e-7,
-        transfer_s=[0.0],
-        latency_s=[0.0],
-        spans=[spans],
-        memory=StageMemory(MIB, MIB, 0, rank * MIB, 0, 0),
-        peak_rss_bytes=100 * MIB,
-        phases_s={"checking gradients": 0.0, "warming up": 9.0, "measuring": 9.0, "profiling memory": 1.0},
-    )
-    return dataclasses.replace(record, **changes)
-
-
-def result(key: str, point: RunConfig, **changes: Any) -> RunResult:
-    """Return a two-stage result that took 9 s a step, unless `changes` say otherwise."""
-    ranks = [rank_record(rank, spans, step_s=9.0) for rank, spans in enumerate(SPANS)]
-    whole = RunResult(
-        key=key,
-        config=point,
-        status="ok",
-        message="",
-        oversubscribed=False,
-        environment={"processor": "Test <CPU>", "cores": 2, "memory_bytes": 4 * 2**30, "torch": "2.9", "git": "abc"},
-        layers_per_stage=[1, 1],
-        rows=ROWS,
-        profile=None,
-        repeats=[Repeat(ranks, wall_s=20.0, profiling_s=0.0)],
-    )
-    return dataclasses.replace(whole, **changes)
-
-
-def one_device(key: str) -> RunResult:
-    """Return the reference: 12 s a step."""
-    spans = [(0.0, 4.0, 0.0), (4.0, 12.0, 0.0), (12.0, 12.0, 0.0)]
-    repeat = Repeat([rank_record(0, spans, step_s=12.0)], wall_s=20.0, profiling_s=0.0)
-    point = config(stages=1, micro=1)
-    return result(key, point, rows=[["0F0", "0B0", "0O"]], layers_per_stage=[2], repeats=[repeat])
-
-
-def write_sweep(folder: Path, points: dict[str, RunConfig], results: list[RunResult], swept: list[str]) -> None:
-    for each in results:
-        write_result(folder / "runs" / each.key / "result.json", each)
-    states = [
-        {"key": key, "state": "", "repeats_done": 1, "config": dataclasses.asdict(c)} for key, c in points.items()
-    ]
-    reference = {"key": REFERENCE, "state": "ok", "repeats_done": 1, "config": dataclasses.asdict(config(stages=1))}
-    state = {
-        "format": 2,
-        "name": "hand|made",
-        "swept": swept,
-        "points": states,
-        "references": [reference],
-        "reference_of": dict.fromkeys(points, REFERENCE),
-    }
-    write_json(folder / "sweep.json", state)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A sweep of four points: one fine, one wrong, one failed, one not run."""
-    return four_points(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same four points with their report, for tests that only read it."""
-    folder = four_points(tmp_path_factory.mktemp("reported"))
-    written = write_report(folder)
-    assert [path.name for path in written] == ["results.csv", "report.md", "bubble.png", "throughput.png"]
-    return folder
-
-
-def four_points(folder: Path) -> Path:
-    points = {
-        OK: config(),
-        WRONG: config(micro=4),
-        ERROR: config(micro=8, schedule="1f1b"),
-        PENDING: config(stages=3, micro=2, schedule="1f1b"),
-    }
-    error_message = "rank 1 failed at 1F0: a | b <script>\nsecond line"
-    results = [
-        result(OK, points[OK]),
-        result(WRONG, points[WRONG], status="wrong", message="gradient error 0.5: expected at most 0.0001 in fp32"),
-        result(ERROR, points[ERROR], status="error", message=error_message, repeats=[], rows=[]),
-        one_device(REFERENCE),
-    ]
-    write_sweep(folder, points, results, ["stages", "micro", "schedule"])
-    return folder
-
-
-def csv_rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "results.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def table_rows(**changes: Any) -> list[Row]:
-    """Return the row of the fine point with some columns changed, for tables without files."""
-    row: Row = {"key": OK, "status": "ok", "stages": 2, "micro": 2, "schedule": "gpipe", "chunks": 1, "step_s": 9.0}
-    row |= {"step_ci_low_s": 8.5, "step_ci_high_s": 9.5, "samples_per_s": 2.0, "tokens_per_s": None, "speedup": 1.5}
-    row |= {"bubble_fraction": 0.4, "bubble_replayed": 0.35, "bubble_bound": 1 / 3, "peak_memory_bytes": 3 * MIB}
-    row |= {"grad_rel_error": 1e-7, "oversubscribed": False, "steady": True, "message": ""}
-    return [{**row, **changes}]
 
 
 def test_csv_holds_the_numbers_worked_out_by_hand(reported: Path) -> None:
@@ -212,9 +56,10 @@ def test_every_point_asked_for_is_a_row_in_grid_order(reported: Path) -> None:
     assert float(table[3]["bubble_bound"]) == pytest.approx(2 / 4)
 
 
-def test_csv_defuses_formulas_and_keeps_numbers(tmp_path: Path) -> None:
-    write_csv([{"a": "=1+1", "b": "@x", "c": -1.5, "d": None, "e": float("nan"), "f": "a,b"}], tmp_path / "t.csv")
-    assert (tmp_path / "t.csv").read_text() == "a,b,c,d,e,f\n'=1+1,'@x,-1.5,,nan,\"a,b\"\n"
+def test_csv_defuses_formulas_and_keeps_numbers() -> None:
+    row = {"a": "=1+1", "b": "@x", "c": -1.5, "d": None, "e": float("nan"), "f": "a,b", "g": "-0.3"}
+    text = csv_text(row, [row.values()])
+    assert text == "a,b,c,d,e,f,g\n'=1+1,'@x,-1.5,,nan,\"a,b\",-0.3\n"
 
 
 def test_the_page_shows_failed_points_and_why(reported: Path) -> None:
@@ -224,9 +69,9 @@ def test_the_page_shows_failed_points_and_why(reported: Path) -> None:
     assert "- **error** K=2, M=8, schedule=1f1b: rank 1 failed at 1F0: a &#124; b &#60;script&#62; second line" in page
     assert "- **pending** K=3, M=2, schedule=1f1b: not run yet" in page
     gpipe, one_f_one_b = page.split("### schedule=")[1:]
-    assert re.search(r"\*\*K=2\*\* \| +1\.33 \| \*\*wrong\*\* \|", gpipe)
-    assert re.search(rf"\*\*K=2\*\* \| +{NOTHING} \| +\*\*error\*\* \|", one_f_one_b)
-    assert re.search(rf"\*\*K=3\*\* \| +\*\*pending\*\* \| +{NOTHING} \|", one_f_one_b)
+    assert re.search(r"K=2 +\| +1\.33 \| \*\*wrong\*\* \|", gpipe)
+    assert re.search(rf"K=2 +\| +{NOTHING} \| +\*\*error\*\* \|", one_f_one_b)
+    assert re.search(rf"K=3 +\| +\*\*pending\*\* \| +{NOTHING} \|", one_f_one_b)
 
 
 def test_the_page_says_what_ran_where_and_compared_with_what(reported: Path) -> None:
@@ -244,8 +89,9 @@ def test_the_page_says_what_ran_where_and_compared_with_what(reported: Path) -> 
 
 
 def test_marks_stand_in_every_table() -> None:
-    [table] = {pivots(table_rows(oversubscribed=True, steady=False, status="unchecked"))["Speed-up over one device"]}
-    assert "1.50\\*~ unchecked" in table
+    tables = pivots(table_rows(oversubscribed=True, steady=False, status="unchecked"))
+    assert [table.lines[0][1].text for table in tables if table.name == "speedup"] == ["1.50*~ unchecked"]
+    assert all("&#42;&#126; unchecked" in markdown(table) for table in tables)
 
 
 def test_the_pictures_are_pictures(reported: Path) -> None:
@@ -330,7 +176,7 @@ def test_a_result_that_makes_no_sense_is_a_result_error(folder: Path, field: str
     path = folder / "runs" / OK / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     with pytest.raises(ResultError):
-        rows(read_sweep(folder))
+        rows_of(read_sweep(folder))
 
 
 def test_a_value_is_drawn_as_text_not_as_a_formula() -> None:
@@ -400,9 +246,9 @@ def schedule_rows() -> list[Row]:
 
 
 def test_schedules_stand_fastest_first_and_zero_bubble_beside_the_best_interleaving() -> None:
-    [(title, table)] = comparisons(schedule_rows()).items()
-    assert title == "stages=2, micro=2"
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    [table] = comparisons(schedule_rows())
+    assert table.title == "Schedules by step time, stages=2, micro=2"
+    cells = [[cell.text for cell in line] for line in table.lines]
     assert [line[0] for line in cells] == ["zb_h1", "interleaved", "looped_bfs", "gpipe", "1f1b"]
     assert [line[3] for line in cells] == ["0.778", "0.889", "0.944", "1.000", "1.056"]
     assert cells[0][-2:] == ["8000 (interleaved, 2)", "0.875"]
@@ -411,16 +257,12 @@ def test_schedules_stand_fastest_first_and_zero_bubble_beside_the_best_interleav
 
 def test_schedules_of_other_sizes_and_failed_ones_are_not_compared() -> None:
     rows = schedule_rows()
-    assert comparisons(table_rows()) == {}
+    assert comparisons(table_rows()) == []
     assert len(comparisons([*rows, *table_rows(micro=4)])) == 1
-    assert set(comparisons([*rows, *({**row, "micro": 4} for row in rows)])) == {
-        "stages=2, micro=2",
-        "stages=2, micro=4",
-    }
-    assert (
-        "zb_v"
-        not in comparisons([*rows, *table_rows(schedule="zb_v", status="error", step_s=None)])["stages=2, micro=2"]
-    )
+    both_sizes = comparisons([*rows, *({**row, "micro": 4} for row in rows)])
+    assert [table.title.partition(", ")[2] for table in both_sizes] == ["stages=2, micro=2", "stages=2, micro=4"]
+    [table] = comparisons([*rows, *table_rows(schedule="zb_v", status="error", step_s=None)])
+    assert "zb_v" not in [line[0].text for line in table.lines]
 
 
 def test_schedules_are_drawn_side_by_side_instead_of_lines_through_one_point() -> None:
@@ -432,7 +274,7 @@ def test_schedules_are_drawn_side_by_side_instead_of_lines_through_one_point() -
 
 def test_a_simulated_point_says_so_in_every_table() -> None:
     rows = table_rows(status="simulated", grad_rel_error=None)
-    assert all("simulated" in table for table in pivots(rows).values())
+    assert all("simulated" in markdown(table) for table in pivots(rows))
     console = Console(width=200, record=True)
     with console.capture() as capture:
         console.print(terminal_table(rows))

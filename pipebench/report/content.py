@@ -1,0 +1,131 @@
+"""Everything that a report says, put together once for every format."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipebench.costs import profile_of
+from pipebench.ledger import in_words as lost_in_words
+from pipebench.ledger import ledger_of
+from pipebench.record import RunResult
+from pipebench.report.advice import best_change
+from pipebench.report.advice import in_words as advice_in_words
+from pipebench.report.cells import bubble, digits
+from pipebench.report.sweep import Sweep, one_line_errors, rows_of, stages_of
+from pipebench.report.table import Table
+from pipebench.report.tables import (
+    comparisons,
+    grids,
+    ledger_table,
+    point_name,
+    references_table,
+    results_table,
+    setting_table,
+    stages_table,
+    swept,
+)
+from pipebench.rows import COMPARABLE, Row, rank_times
+from pipebench.schedule.builders import SCHEDULES
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point: its row, what to call it, where its time went in words, and a table of its stages.
+
+    `lost` is empty and `stages` None where nothing was measured.
+    """
+
+    row: Row
+    name: str
+    lost: str
+    stages: Table | None
+
+    @property
+    def key(self) -> str:
+        return str(self.row["key"])
+
+    @property
+    def summary(self) -> str:
+        """Return its numbers in a line."""
+        return f"{self.row['status']}: bubble {bubble(self.row, ' / ')}, imbalance {digits(self.row['imbalance'])}"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """`grids` holds tables K by M under what their points share; `comparisons` schedules side by side."""
+
+    name: str
+    counts: str
+    swept: str
+    points: tuple[Point, ...]
+    results: Table
+    comparisons: list[Table]
+    grids: dict[str, list[Table]]
+    ledger: Table | None
+    references: Table | None
+    setting: Table
+
+    @property
+    def rows(self) -> list[Row]:
+        return [point.row for point in self.points]
+
+    @property
+    def failures(self) -> list[Point]:
+        """The points that are no results: failed, wrong, or not run yet."""
+        return [point for point in self.points if point.row["status"] not in COMPARABLE]
+
+    @property
+    def notes(self) -> list[Point]:
+        """The points that did run and have something to say: what a search predicted, for one."""
+        return [point for point in self.points if point.row["status"] in COMPARABLE and point.row["message"]]
+
+    @property
+    def tables(self) -> list[Table]:
+        """Every table, each under a name of its own."""
+        stages = [point.stages for point in self.points if point.stages]
+        grids = [table for tables in self.grids.values() for table in tables]
+        found = [self.results, *self.comparisons, *grids, self.ledger, self.references]
+        return [table for table in (*found, self.setting, *stages) if table]
+
+
+def content_of(sweep: Sweep) -> Content:
+    rows = rows_of(sweep)
+    return Content(
+        name=sweep.name,
+        counts=_counts(rows),
+        swept=swept(sweep),
+        points=tuple(_point(sweep, row, rows) for row in rows),
+        results=results_table(rows),
+        comparisons=comparisons(rows),
+        grids=grids(rows),
+        ledger=ledger_table(rows),
+        references=references_table(sweep),
+        setting=setting_table(sweep),
+    )
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    statuses = [row["status"] for row in rows]
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    return f"{len(rows)} point{'s' if len(rows) != 1 else ''}: {counts}."
+
+
+def _point(sweep: Sweep, row: Row, rows: Sequence[Row]) -> Point:
+    result, name = sweep.results.get(row["key"]), point_name(row, rows)
+    stages = stages_of(result) if result else []
+    told = result is not None and row["status"] in COMPARABLE and row["ledger_compute_s"] is not None
+    return Point(
+        row,
+        name,
+        _lost_and_to_gain(result) if result and told else "",
+        stages_table(row["key"], f"Stages of {name}", stages) if stages else None,
+    )
+
+
+def _lost_and_to_gain(result: RunResult) -> str:
+    with one_line_errors(result.key):
+        ledger, profile = ledger_of(result), profile_of(result)
+        assert ledger is not None
+        words = lost_in_words(ledger, rank_times(result))
+        if profile is None or result.config.schedule not in SCHEDULES:  # rows of a file or a search are as they are
+            return f"{words}."
+        return f"{words}; {advice_in_words(best_change(result.config, result.layers_per_stage, profile))}."

@@ -1,0 +1,117 @@
+"""A table as data, and the plain formats of it: Markdown, LaTeX and CSV. (HTML is made by the page's template.)
+
+Cells hold plain text; what would be syntax is escaped here, by format, so whoever makes a table knows none of them.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pipebench.report.cells import escape
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What stands in a cell; the number behind it, to sort and to shade by; and the point it tells of, if one.
+
+    `status` is that point's, where it stands in place of a number.
+    """
+
+    text: str
+    value: float | None = None
+    key: str = ""
+    status: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Lines of cells under a header. The first `num_text_columns` are text, the others numbers, at the right.
+
+    `name` is a file's stem, unique in a report. `keys` names the point of each line, where a line is a point's.
+    `shaded`: lower or higher values are of interest as a whole, so a page may colour the cells by them.
+    """
+
+    name: str
+    title: str
+    header: tuple[str, ...]
+    lines: tuple[tuple[Cell, ...], ...]
+    num_text_columns: int = 1
+    keys: tuple[str, ...] = ()
+    shaded: bool = False
+
+
+def cells(texts: Iterable[str]) -> tuple[Cell, ...]:
+    return tuple(Cell(text) for text in texts)
+
+
+def markdown(table: Table) -> str:
+    """Return the table as Markdown (GitHub's pipes)."""
+    from tabulate import tabulate
+
+    alignment = ["left" if column < table.num_text_columns else "right" for column in range(len(table.header))]
+    lines = [[f"**{cell.status}**" if cell.status else escape(cell.text) for cell in line] for line in table.lines]
+    header = [escape(name) for name in table.header]
+    return tabulate(lines, header, tablefmt="pipe", colalign=alignment, disable_numparse=True)
+
+
+def latex(table: Table) -> str:
+    """Return the table as LaTeX that needs the package booktabs, with its caption and a label."""
+    columns = "".join("l" if column < table.num_text_columns else "r" for column in range(len(table.header)))
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        rf"  \caption{{{_latex_text(table.title)}}}",
+        rf"  \label{{tab:{table.name}}}",
+        rf"  \begin{{tabular}}{{{columns}}}",
+        r"    \toprule",
+        f"    {_latex_line(table.header)}",
+        r"    \midrule",
+        *(f"    {_latex_line([cell.text for cell in line])}" for line in table.lines),
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_line(texts: Sequence[str]) -> str:
+    return " & ".join(map(_latex_text, texts)) + r" \\"
+
+
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
+    | {">": r"\textgreater{}", "|": r"\textbar{}", "\N{EN DASH}": "--", "[": "{[}", "]": "{]}"}
+)
+"""A bracket at the start of a line would be the argument of the line break before it."""
+
+
+def _latex_text(text: str) -> str:
+    return " ".join(text.translate(_LATEX).split())
+
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_text(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
+    """Return the lines as CSV; None becomes an empty field, and text cannot become a formula of a spreadsheet."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_defused(name) for name in header])
+    writer.writerows([_defused(value) for value in line] for line in lines)
+    return text.getvalue()
+
+
+def _defused(value: object) -> object:
+    if not isinstance(value, str) or not value.startswith(_FORMULA_STARTS) or _is_number(value):
+        return value
+    return f"'{value}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,66 @@
+"""The table at the end of a sweep, on the terminal."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipebench.report.cells import LEGEND, NOTHING, bubble, digits, marks, mebibytes, milliseconds
+from pipebench.report.grid import K, M, varying
+from pipebench.rows import Row
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Print the table of a sweep; where there is too little room, long lines wrap and no number is cut off."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(highlight=False)
+    wide = console.options.update(max_width=10_000)
+    for gap in (2, 1):
+        table = terminal_table(rows, gap)
+        needed = Measurement.get(console, wide, table).maximum
+        if needed <= console.width:
+            break
+    Console(highlight=False, width=max(console.width, needed)).print(table)
+    used = "".join(marks(row) for row in rows)
+    for mark in "*~":
+        if mark in used:
+            print(f"{mark} {LEGEND[mark]}")
+
+
+def terminal_table(rows: Sequence[Row], gap: int = 2) -> "Table":
+    """Return one line per point, columns `gap` apart: what it is, how it went, and the numbers that matter."""
+    from rich.table import Table
+    from rich.text import Text
+
+    names = varying(rows)
+    table = Table(box=None, padding=(0, gap), pad_edge=False, collapse_padding=True, header_style="bold")
+    for name in ["K", "M", *names]:
+        table.add_column(Text(name), no_wrap=True, justify="right" if name in ("K", "M") else "left")
+    table.add_column("status", no_wrap=True)
+    numbers = ("step ms\n[95 %]", "samples\n/s", "speed\n-up", "bubble: measured/\nreplayed/bound", "peak\nMiB")
+    for header in (*numbers, "gradient\nerror"):
+        table.add_column(header, no_wrap=True, justify="right")
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        bad = row["status"] in ("wrong", "error")
+        cells = [str(row[name]) for name in (K, M, *names)] + [row["status"], *_numbers(row), marks(row)]
+        table.add_row(*(Text(cell) for cell in cells), style="red" if bad else None)
+    return table
+
+
+def _numbers(row: Row) -> list[str]:
+    error = row["grad_rel_error"]
+    step = milliseconds(row["step_s"])
+    if row["step_s"] is not None:
+        step += f" [{milliseconds(row['step_ci_low_s'])}, {milliseconds(row['step_ci_high_s'])}]"
+    return [
+        step,
+        digits(row["samples_per_s"]),
+        digits(row["speedup"]),
+        bubble(row, "/"),
+        mebibytes(row["peak_memory_bytes"]),
+        NOTHING if error is None else f"{error:.1e}",
+    ]

@@ -1,0 +1,24 @@
+"""What a report explains, in every format alike; Markdown's ** marks a term."""
+
+BUBBLE_TEXT = """\
+All three are idle time over makespan, for K stages. **measured**: of the steps as they really ran.
+**replayed**: the same schedule played with the measured cost of every action and transfer, each stage on a device of
+its own; it means something even where stages outnumber cores. **bound**: the closed form of the schedule for equal
+stages and free transfers, (K-1)/(M+K-1) for GPipe and 1F1B; none is known for rows read from a file. So
+replayed - bound is imbalance and transfer, and measured - replayed is overhead and contention.
+(Megatron-LM prints (K-1)/M instead, which is idle over ideal time.)"""
+
+LEDGER_TEXT = """\
+What the median step's time went to, in ms; the parts add up to the step. Each is the difference of two replays of the
+point's own rows, one effect switched on after the other in the order of the columns: forwards and backwards spread
+evenly over the ranks; what the schedule idles with equal stages; recompute; stages of unequal cost; transfers; the
+optimizer; actions of one kind that do not all take the same time; and the rest, what happens between actions and
+while ranks wait for a core."""
+
+ADVICE_TEXT = """\
+In words, and the one change from which the simulator expects most, with the point's own costs; more micro-batches are
+taken to cost as much per sample as these do."""
+
+SPEEDUP_TEXT = "A speed-up is the step time of the same model and batch on one device (K=1, M=1) over the point's."
+
+STAGES_TEXT = "Times of one action, and of all actions in a step (busy), in ms; memory at each rank's peak, in MiB."
