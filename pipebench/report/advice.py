@@ -1,7 +1,8 @@
 """What to change: the one change to a point from which the simulator expects most.
 
 The point's own result is the profile, so a change is judged by the costs that were measured, spread over the layers.
-Each candidate changes one key, and is compared with the same simulation of the point as it is.
+Each candidate changes one key, and is compared with the same simulation of the point as it is. A new cut of the model
+is told by its layer counts.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pipebench.config import RunConfig
 from pipebench.costs import Profile, for_samples, stage_activations, stage_costs, transfer_times
 from pipebench.engine.microbatch import micro_batch_sizes
-from pipebench.harness.prepare import Prepared, prepare
+from pipebench.harness.prepare import Prepared, partition, prepare
 from pipebench.report.cells import mebibytes
 from pipebench.schedule.builders import SCHEDULES, with_optimizer
 from pipebench.schedule.memory import peak_activation_bytes
@@ -40,7 +41,7 @@ def best_change(config: RunConfig, layers_per_stage: list[int], profile: Profile
     here = dataclasses.replace(config, partition=list(layers_per_stage))
     now_s, now_bytes = _predicted(here, profile)
     best = None
-    for change, changed in _changes(config, here):
+    for change, changed in _changes(config, here, profile):
         step_s, num_bytes = _predicted(changed, profile)
         gain = 1 - step_s / now_s
         if gain > max(WORTH_FRACTION, best.gain_fraction if best else 0.0):
@@ -56,19 +57,31 @@ def in_words(advice: Advice | None) -> str:
     return f"most is expected of {advice.change}: {saved}, {then} MiB of activations instead of {now}"
 
 
-def _changes(config: RunConfig, here: RunConfig) -> Iterator[tuple[str, RunConfig]]:
+def _changes(config: RunConfig, here: RunConfig, profile: Profile) -> Iterator[tuple[str, RunConfig]]:
     if config.recompute != "never":
         yield "recompute=never", dataclasses.replace(here, recompute="never")
     if 2 * config.micro <= config.batch:
         yield f"micro={2 * config.micro}", dataclasses.replace(here, micro=2 * config.micro)
-    yield "partition=time", dataclasses.replace(config, partition="time")
+    yield from _recut(here, profile)
     for name, recipe in SCHEDULES.items():
         chunks = recipe.usual_chunks
         if name == config.schedule or config.stages * chunks > config.model.num_layers:
             continue
         straight = chunks == 1 and len(here.partition) == config.stages
-        partition = here.partition if straight else "time"
-        yield f"schedule={name}", dataclasses.replace(here, schedule=name, chunks=chunks, partition=partition)
+        cut = here.partition if straight else "time"
+        yield f"schedule={name}", dataclasses.replace(here, schedule=name, chunks=chunks, partition=cut)
+
+
+def _recut(here: RunConfig, profile: Profile) -> Iterator[tuple[str, RunConfig]]:
+    """Cut the model anew by the measured costs; where that only moves one layer, say which way."""
+    counts = here.partition
+    better = partition(dataclasses.replace(here, partition="time"), profile, len(counts))
+    moved = [after - before for before, after in zip(counts, better, strict=True)]
+    change = f"partition=[{','.join(map(str, better))}]"
+    if sorted(moved) == [-1, *[0] * (len(moved) - 2), 1]:
+        change = f"moving a layer from stage {moved.index(-1)} to stage {moved.index(1)} ({change})"
+    if any(moved):
+        yield change, dataclasses.replace(here, partition=better)
 
 
 def _predicted(config: RunConfig, profile: Profile) -> tuple[float, float]:

@@ -176,7 +176,8 @@ def advice(result: RunResult) -> Advice | None:
     [
         (["recompute=always", "stages=1", "model.layers=1"], "recompute=never"),
         (["model.imbalance=2", "model.layers=12", "micro=12", "batch=12", "partition=[3,3,3,3]", "schedule=zb_h2"],
-         "partition=time"),
+         "moving a layer from stage 3 to stage 2 (partition=[3,3,4,2])"),
+        (["model.layers=7", "micro=16", "batch=16", "partition=[3,1,2,1]", "schedule=zb_h2"], "partition=[1,2,2,2]"),
         (["micro=4", "batch=64", "schedule=zb_h2"], "micro=8"),
         (["schedule=naive"], "schedule=zb_h1"),
     ],
