@@ -5,7 +5,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 ARGS   ?= -m stages=2,4,8 micro=4,16,32
 
-.PHONY: bench test perf clean
+.PHONY: bench test perf readme-results clean
 
 bench: $(VENV)/.bench
 	$(PY) -m pipebench $(ARGS)
@@ -15,6 +15,10 @@ test: $(VENV)/.test
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m pytest
+
+readme-results: $(VENV)/.bench
+	for sweep in results/*/sweep.json; do $(PY) -m pipebench.report $$(dirname $$sweep) || exit; done
+	$(PY) -m pipebench.report.embed README.md
 
 perf: $(VENV)/.bench
 	$(PY) -m pipebench.perf

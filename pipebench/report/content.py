@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipebench.costs import profile_of
 from pipebench.ledger import in_words as lost_in_words
-from pipebench.ledger import ledger_of
+from pipebench.ledger import PARTS, Ledger
 from pipebench.record import RunResult
 from pipebench.report.advice import best_change
 from pipebench.report.advice import in_words as advice_in_words
@@ -112,20 +112,19 @@ def _counts(rows: Sequence[Row]) -> str:
 def _point(sweep: Sweep, row: Row, rows: Sequence[Row]) -> Point:
     result, name = sweep.results.get(row["key"]), point_name(row, rows)
     stages = stages_of(result) if result else []
-    told = result is not None and row["status"] in COMPARABLE and row["ledger_compute_s"] is not None
+    told = row["status"] in COMPARABLE and row["ledger_compute_s"] is not None
     return Point(
         row,
         name,
-        _lost_and_to_gain(result) if result and told else "",
+        _lost_and_to_gain(result, row) if result and told else "",
         stages_table(row["key"], f"Stages of {name}", stages) if stages else None,
     )
 
 
-def _lost_and_to_gain(result: RunResult) -> str:
+def _lost_and_to_gain(result: RunResult, row: Row) -> str:
     with one_line_errors(result.key):
-        ledger, profile = ledger_of(result), profile_of(result)
-        assert ledger is not None
-        words = lost_in_words(ledger, rank_times(result))
+        profile = profile_of(result)
+        words = lost_in_words(Ledger(**{part: row[f"ledger_{part}"] for part in PARTS}), rank_times(result))
         if profile is None or result.config.schedule not in SCHEDULES:  # rows of a file or a search are as they are
             return f"{words}."
         return f"{words}; {advice_in_words(best_change(result.config, result.layers_per_stage, profile))}."
