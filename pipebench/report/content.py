@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipebench.costs import profile_of
-from pipebench.ledger import in_words as lost_in_words
 from pipebench.ledger import PARTS, Ledger
+from pipebench.ledger import in_words as lost_in_words
 from pipebench.record import RunResult
 from pipebench.report.advice import best_change
 from pipebench.report.advice import in_words as advice_in_words
