@@ -93,7 +93,10 @@ def _mean_by_op(costs_s: NDArray[np.float64], ops: NDArray[np.int64]) -> NDArray
 _WORTH_NAMING = 0.01
 """Share above the mean from which one rank is the slow one."""
 
-_NAMES = {"fill_and_drain_s": "fill and drain", "overhead_s": "overhead and contention"}
+
+def part_name(part: str) -> str:
+    """Return what a sentence calls one of `PARTS`."""
+    return "overhead and contention" if part == "overhead_s" else part.removesuffix("_s").replace("_", " ")
 
 
 def in_words(ledger: Ledger, rank_times_s: Sequence[float]) -> str:
@@ -106,7 +109,7 @@ def in_words(ledger: Ledger, rank_times_s: Sequence[float]) -> str:
     told = sorted((part for part in lost if lost[part] > ledger.step_s / 100), key=lambda part: -lost[part])
     parts = []
     for part in told:
-        text = f"{lost[part] * 1e3:.1f} {_NAMES.get(part, part.removesuffix('_s'))}"
+        text = f"{lost[part] * 1e3:.1f} {part_name(part)}"
         if part == "imbalance_s":
             slowest = max(range(len(rank_times_s)), key=rank_times_s.__getitem__)
             mean = sum(rank_times_s) / len(rank_times_s)

@@ -1,12 +1,14 @@
-"""report.md: what failed, tables and pictures, how to read the numbers, what was run and where."""
+"""report.md: answers at a glance, what failed, tables and pictures, how to read the numbers, what was run and where."""
 
 from collections.abc import Sequence
 
 from pipebench.report.cells import LEGEND, escape
 from pipebench.report.content import Content, Point
 from pipebench.report.figures import Picture
+from pipebench.report.glance import at_a_glance
 from pipebench.report.table import Table, markdown
 from pipebench.report.words import ADVICE_TEXT, BUBBLE_TEXT, LEDGER_TEXT, SPEEDUP_TEXT, STAGES_TEXT
+from pipebench.rows import Row
 
 
 def page(content: Content, pictures: Sequence[Picture]) -> str:
@@ -14,6 +16,7 @@ def page(content: Content, pictures: Sequence[Picture]) -> str:
     parts = [
         f"# pipebench: {escape(content.name)}",
         f"{content.counts} Swept: {escape(content.swept)}.",
+        *_glance(content.rows),
         *_failures(content.failures),
         "## Results",
         *(f"![{escape(picture.alternative)}]({picture.name}.png)" for picture in pictures),
@@ -30,6 +33,13 @@ def page(content: Content, pictures: Sequence[Picture]) -> str:
         *_stages(content),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _glance(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        f"- **{answer.question}:** {escape(answer.answer)}. {escape(answer.because)}" for answer in at_a_glance(rows)
+    ]
+    return ["## At a glance", "\n".join(lines)] if lines else []
 
 
 def _failures(points: Sequence[Point]) -> list[str]:
