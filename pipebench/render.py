@@ -47,7 +47,7 @@ def ascii_picture(trace: Trace, unit_s: float | None = None) -> str:
     unit_s = unit_s or natural_unit_s(trace)
     characters = _characters(trace)
     lines = [["·" * characters] * round(trace.makespan_s / unit_s) for _ in trace.rows]
-    chunks = _chunks(trace)
+    chunks = chunks_of(trace)
     for span in trace.spans:
         cell = _cell(span.action, chunks[span.action.stage], characters)
         for column in range(round(span.start_s / unit_s), round(span.end_s / unit_s)):
@@ -66,19 +66,20 @@ def _label(trace: Trace, rank: int) -> str:
 
 
 def _characters(trace: Trace) -> int:
-    return 2 if _num_chunks(trace) <= 2 else 3
+    return 2 if num_chunks_of(trace) <= 2 else 3
 
 
 def _stages(row: Row) -> list[int]:
     return [int(stage) for stage in np.unique(stages_of(row.codes))]
 
 
-def _chunks(trace: Trace) -> dict[int, int]:
+def chunks_of(trace: Trace) -> dict[int, int]:
     """Return which of its rank's stages each stage is, counted from 0."""
     return {stage: chunk for row in trace.rows for chunk, stage in enumerate(_stages(row))}
 
 
-def _num_chunks(trace: Trace) -> int:
+def num_chunks_of(trace: Trace) -> int:
+    """Return the most stages that a rank has."""
     return max((len(_stages(row)) for row in trace.rows), default=0)
 
 
@@ -221,9 +222,9 @@ def _draw(panel: _Panel) -> Iterator[str]:
         label = _label(trace, rank)
         yield f'<text class="label" x="{panel.left:.1f}" y="{top + _LANE / 2 + 4:.1f}">{label}</text>'
         yield f'<rect class="lane" x="{panel.lanes_left:.2f}" y="{top:.1f}" width="{length:.2f}" height="{_LANE:g}"/>'
-    chunks, num_chunks = _chunks(trace), _num_chunks(trace)
+    chunks, num_chunks = chunks_of(trace), num_chunks_of(trace)
     for span in trace.spans:
-        yield from _box(panel, span, _shade(span.action.op, chunks[span.action.stage], num_chunks))
+        yield from _box(panel, span, shade(span.action.op, chunks[span.action.stage], num_chunks))
     yield "</g>"
 
 
@@ -249,7 +250,8 @@ def _tooltip(span: Span) -> str:
     return f"{action}: {WORDS[action.op]} of stage {action.stage}{what}, on rank {span.rank}, {times}"
 
 
-def _shade(op: Op, chunk: int, num_chunks: int) -> tuple[int, int, int]:
+def shade(op: Op, chunk: int, num_chunks: int) -> tuple[int, int, int]:
+    """Return the colour of an op in one of a rank's stages: the later the stage, the lighter."""
     white = _LIGHTEST * chunk / max(1, num_chunks - 1)
     red, green, blue = (round(part + (255 - part) * white) for part in COLORS[op])
     return red, green, blue
@@ -257,11 +259,11 @@ def _shade(op: Op, chunk: int, num_chunks: int) -> tuple[int, int, int]:
 
 def _legend(traces: Sequence[Trace], top: float) -> Iterator[str]:
     """Name the ops that occur, with a swatch for each shade, and what idle looks like."""
-    left, most = _MARGIN, max(map(_num_chunks, traces), default=1)
+    left, most = _MARGIN, max(map(num_chunks_of, traces), default=1)
     for op in Op:
-        num_chunks = max((_num_chunks(trace) for trace in traces if _occurs(op, trace)), default=0)
+        num_chunks = max((num_chunks_of(trace) for trace in traces if _occurs(op, trace)), default=0)
         if num_chunks:
-            shades = [_shade(op, chunk, num_chunks) for chunk in range(num_chunks)]
+            shades = [shade(op, chunk, num_chunks) for chunk in range(num_chunks)]
             yield from _swatches(left, top, [f"#{bytes(shade).hex()}" for shade in shades])
             left += _SWATCH * num_chunks + 6
             yield _note(left, top, f"{op} {WORDS[op]}")

@@ -14,7 +14,7 @@ from pipebench.costs import stage_activations
 from pipebench.ledger import PARTS, ledger_of
 from pipebench.metrics import action_costs, bubble_fraction, imbalance, median_interval, stage_times, step_costs
 from pipebench.record import Repeat, RunResult, losses, step_times, traces, transfer_times
-from pipebench.schedule.action import Op, stages_of
+from pipebench.schedule.action import Op, Schedule, stages_of
 from pipebench.schedule.bounds import PassCosts, bubble_bound
 from pipebench.schedule.memory import peak_activation_bytes
 from pipebench.schedule.simulate import Costs, simulate
@@ -129,9 +129,18 @@ def replays(result: RunResult) -> list[Trace]:
     The costs are those of that very step and the transfer times the point's: over steps in which now one rank and
     now another was slow, medians of each cost alone would describe a step that never was.
     """
-    steps = [trace for repeat in result.repeats for trace in traces(result, repeat)]
     schedule, transfer_s = result.schedule, transfer_times(result)
-    return [simulate(schedule, step_costs(step), transfer_s) for step in steps]
+    steps = [trace for repeat in result.repeats for trace in traces(result, repeat)]
+    return [_replay(schedule, step, transfer_s) for step in steps]
+
+
+def replay(result: RunResult, step: Trace) -> Trace:
+    """Play the point's rows with the costs of this step alone, as `replays` does with every step."""
+    return _replay(result.schedule, step, transfer_times(result))
+
+
+def _replay(schedule: Schedule, step: Trace, transfer_s: Sequence[float]) -> Trace:
+    return simulate(schedule, step_costs(step), transfer_s)
 
 
 def median_step(result: RunResult) -> Trace | None:

@@ -23,21 +23,23 @@ from pipebench.report.tables import (
     stages_table,
     swept,
 )
-from pipebench.rows import COMPARABLE, Row, rank_times
+from pipebench.report.timeline import Timeline, timeline_of
+from pipebench.rows import COMPARABLE, MEASURED, Row, rank_times
 from pipebench.schedule.builders import SCHEDULES
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point: its row, what to call it, where its time went in words, and a table of its stages.
+    """One point: its row, what to call it, where its time went in words, a table of its stages, and its timeline.
 
-    `lost` is empty and `stages` None where nothing was measured.
+    `lost` is empty and `stages` None where nothing was measured, `timeline` also where an engine records no spans.
     """
 
     row: Row
     name: str
     lost: str
     stages: Table | None
+    timeline: Timeline | None
 
     @property
     def key(self) -> str:
@@ -118,7 +120,13 @@ def _point(sweep: Sweep, row: Row, rows: Sequence[Row]) -> Point:
         name,
         _lost_and_to_gain(result, row) if result and told else "",
         stages_table(row["key"], f"Stages of {name}", stages) if stages else None,
+        _timeline(result) if result and result.status in MEASURED else None,
     )
+
+
+def _timeline(result: RunResult) -> Timeline | None:
+    with one_line_errors(result.key):
+        return timeline_of(result)
 
 
 def _lost_and_to_gain(result: RunResult, row: Row) -> str:
