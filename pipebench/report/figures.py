@@ -6,9 +6,11 @@ state is touched; seaborn lends its palette and style.
 
 import io
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
 
 from pipebench.report.cells import MIB
 from pipebench.report.content import Content
@@ -50,6 +52,30 @@ def rendered(picture: Picture, suffix: str) -> bytes:
     with rc_context({"svg.hashsalt": picture.name, "svg.fonttype": "none"}):
         picture.figure.savefig(content, format=suffix, metadata=dates.get(suffix))
     return content.getvalue()
+
+
+def themed_svg(picture: Picture) -> str:
+    """Return the picture to stand in a page: named, scaled by the page, its greys the page's `--ink`, `--muted`, ..."""
+    svg = rendered(picture, "svg").decode()
+    body = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg ") :], flags=re.DOTALL)
+    name = picture.name
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
+    box = re.search(r'viewBox="[^"]*"', body)
+    assert box is not None, f"{name}: an SVG of matplotlib has a viewBox"
+    opening = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="figure" {box[0]} '
+        f'role="img" aria-labelledby="{name}-title {name}-desc">'
+        f'<title id="{name}-title">{escape(picture.title)}</title>'
+        f'<desc id="{name}-desc">{escape(picture.alternative)}</desc>'
+    )
+    for colour, theme in _THEME.items():
+        body = body.replace(colour, f"var(--{theme})")
+    body = re.sub(r"font: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font: \1sans-serif", body)
+    return opening + body[body.index(">") + 1 :]
+
+
+_THEME = {"#000000": "ink", "#262626": "ink", "#555555": "muted", "#e6e6e6": "rule", "#ffffff": "paper"}
 
 
 def pictures_of(content: Content) -> list[Picture]:

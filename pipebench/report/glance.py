@@ -154,7 +154,8 @@ def _lost(results: Sequence[Row], names: Names) -> Answer | None:
     eaters = sorted((part for part in PARTS if part != "compute_s"), key=lambda part: -fmean(shares[part]))
     largest = eaters[0]
     worst = max(told, key=lambda row: row[f"ledger_{largest}"] / row["step_s"])
-    listed = ", ".join(f"{part_name(part)} {_percent(shares[part])}" for part in eaters[:_MOST_NAMED])
+    told_of = [part for part in eaters if fmean(shares[part]) >= 0.005][:_MOST_NAMED]
+    listed = ", ".join(f"{part_name(part)} {_percent(shares[part])}" for part in told_of or [largest])
     mean = "Mean shares of the step" if len(told) > 1 else "Shares of the step"
     because = f"{mean}: compute {_percent(shares['compute_s'])}; {listed}."
     if len(told) > 1:
@@ -165,23 +166,23 @@ def _lost(results: Sequence[Row], names: Names) -> Answer | None:
 
 def _percent(shares: Sequence[float]) -> str:
     """Return the mean share, and from where to where it goes."""
-    lowest, highest = f"{min(shares):.0%}", f"{max(shares):.0%}"
-    return f"{fmean(shares):.0%}" + (f" ({lowest} to {highest})" if lowest != highest else "")
+    mean, lowest, highest = (
+        f"{round(share, 2) + 0.0:.0%}"
+        for share in (fmean(shares), min(shares), max(shares))  # no -0 %
+    )
+    return mean if lowest == highest else f"{mean} ({lowest} to {highest})"
 
 
 def _memory(results: Sequence[Row], names: Names) -> Answer:
     least = min(results, key=lambda row: row["peak_memory_bytes"])
     fastest = max(results, key=_speed(results))
     answer = f"{mebibytes(fastest['peak_memory_bytes'])} MiB for the fastest"
-    because = f"Peak of the largest stage. {names[least['key']]} takes least"
-    if least is fastest:
-        return Answer("Memory", answer, f"{because}: the fastest itself.", _keys([fastest]))
-    because += f": {mebibytes(least['peak_memory_bytes'])} MiB, {digits(_ratio(least, fastest))} of that."
+    because = "Peak of the largest stage."
+    if least["peak_memory_bytes"] == fastest["peak_memory_bytes"]:
+        return Answer("Memory", answer, f"{because} No point takes less.", _keys([fastest]))
+    ratio = least["peak_memory_bytes"] / fastest["peak_memory_bytes"]
+    because += f" {names[least['key']]} takes least: {mebibytes(least['peak_memory_bytes'])} MiB, {ratio:.3f} of that."
     return Answer("Memory", answer, because, _keys([least, fastest]))
-
-
-def _ratio(row: Row, other: Row) -> float:
-    return float(row["peak_memory_bytes"] / (other["peak_memory_bytes"] or 1))
 
 
 def _choice(results: Sequence[Row], names: Names) -> Answer | None:

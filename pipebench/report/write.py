@@ -9,6 +9,7 @@ from pathlib import Path
 from pipebench.errors import ResultError
 from pipebench.report.content import Content, content_of
 from pipebench.report.figures import Picture, pictures_of, rendered
+from pipebench.report.html import html_page
 from pipebench.report.page import page
 from pipebench.report.sweep import read_sweep
 from pipebench.report.table import csv_text, latex
@@ -25,6 +26,10 @@ def _results(content: Content) -> Files:
 
 def _markdown(content: Content, pictures: Sequence[Picture]) -> Files:
     return {"report.md": page(content, pictures).encode()}
+
+
+def _html(content: Content, pictures: Sequence[Picture]) -> Files:
+    return {"report.html": html_page(content, pictures).encode()}
 
 
 def _latex(content: Content, pictures: Sequence[Picture]) -> Files:
@@ -49,6 +54,7 @@ def _pictures(suffix: str) -> Callable[[Content, Sequence[Picture]], Files]:
 
 FORMATS: dict[str, Callable[[Content, Sequence[Picture]], Files]] = {
     "md": _markdown,
+    "html": _html,
     "latex": _latex,
     "csv": _csv,
     "png": _pictures("png"),
@@ -57,7 +63,7 @@ FORMATS: dict[str, Callable[[Content, Sequence[Picture]], Files]] = {
 }
 """What a report can be written as; results.csv is written with any of them."""
 
-USUAL = ("md", "png")
+USUAL = ("md", "html", "png")
 """What a sweep leaves behind without being asked."""
 
 

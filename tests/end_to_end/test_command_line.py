@@ -102,6 +102,7 @@ def test_a_wheel_carries_its_configuration_and_runs_from_another_folder(tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     [results] = (elsewhere / "results").iterdir()
     assert (results / "results.csv").exists()
+    assert (results / "report.html").exists(), "the page's template and scripts are package data"
     shown = subprocess.run(
         [python, "-c", "import pipebench.compose as c; print(c.CONF_DIR)"],
         cwd=elsewhere, capture_output=True, text=True, check=True,

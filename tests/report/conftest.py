@@ -19,5 +19,11 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same four points with their report, for tests that only read it."""
     folder = four_points(tmp_path_factory.mktemp("reported"))
     written = write_report(folder)
-    assert [path.name for path in written] == ["results.csv", "report.md", "bubble.png", "throughput.png"]
+    assert [path.name for path in written] == [
+        "results.csv",
+        "report.md",
+        "report.html",
+        "bubble.png",
+        "throughput.png",
+    ]
     return folder

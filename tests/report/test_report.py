@@ -104,7 +104,7 @@ def test_the_pictures_are_pictures(reported: Path) -> None:
 
 def test_a_sweep_without_a_measurement_has_a_page_and_no_pictures(tmp_path: Path) -> None:
     write_sweep(tmp_path, {PENDING: config()}, [], ["stages"])
-    assert [path.name for path in write_report(tmp_path)] == ["results.csv", "report.md"]
+    assert [path.name for path in write_report(tmp_path)] == ["results.csv", "report.md", "report.html"]
     page = (tmp_path / "report.md").read_text()
     assert "**pending**" in page
     assert "No such run has finished yet" in page
@@ -212,7 +212,7 @@ def test_the_report_needs_no_torch_and_touches_no_pyplot_figure(folder: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        str(folder / name) for name in ("results.csv", "report.md", "bubble.png", "throughput.png")
+        str(folder / name) for name in ("results.csv", "report.md", "report.html", "bubble.png", "throughput.png")
     ]
 
 
