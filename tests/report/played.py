@@ -16,6 +16,7 @@ from pipebench.schedule.catalogue import build
 from pipebench.schedule.simulate import play
 
 MEAN_S = {Op.FORWARD: 2e-3, Op.BACKWARD: 4e-3, Op.INPUT_GRADIENT: 2e-3, Op.WEIGHT_GRADIENT: 2e-3, Op.OPTIMIZER: 1e-4}
+TRANSFER_S = 1e-4
 NOISE = 0.03
 
 
@@ -25,7 +26,7 @@ def played(**changes: Any) -> RunResult:
     random = np.random.default_rng(point.seed)
     schedule = with_optimizer(build(point.schedule, point.stages, point.micro, point.chunks))
     steps = [_spans(schedule, random) for _ in range(point.steps)]
-    ranks = [_record(rank, [step[rank] for step in steps]) for rank in range(point.stages)]
+    ranks = [_record(rank, [step[rank] for step in steps], point.chunks) for rank in range(point.stages)]
     last = [max(rank[-1][1] for rank in step) for step in steps]
     return result(
         key_of(point),
@@ -38,17 +39,19 @@ def played(**changes: Any) -> RunResult:
 
 def _spans(schedule: Schedule, random: np.random.Generator) -> list[list[tuple[float, float, float]]]:
     means = np.array([MEAN_S.get(op, 0.0) for op in OPS])[ops_of(schedule.codes)]
-    trace = play(schedule, means * (1 + NOISE * random.standard_normal(len(means))), 1e-4)
+    trace = play(schedule, means * (1 + NOISE * random.standard_normal(len(means))), TRANSFER_S)
     return [
         [(span.start_s, span.end_s, 0.0) for span in trace.spans if span.rank == rank]
         for rank in range(schedule.num_ranks)
     ]
 
 
-def _record(rank: int, spans: list[list[tuple[float, float, float]]]) -> RankRecord:
+def _record(rank: int, spans: list[list[tuple[float, float, float]]], num_stages: int) -> RankRecord:
     memory = StageMemory(MIB, MIB, 2 * MIB, (20 - rank) * MIB, 0, 0)
     record = rank_record(rank, spans[0], step_s=1.0, losses=[2.0] * len(spans), memory=memory)
-    return dataclasses.replace(record, spans=spans)
+    return dataclasses.replace(
+        record, spans=spans, transfer_s=[TRANSFER_S] * num_stages, latency_s=[TRANSFER_S] * num_stages
+    )
 
 
 def sixty_points(folder: Path) -> Path:
