@@ -194,7 +194,7 @@ def test_every_swept_key_can_be_chosen_by_its_values(page: Element) -> None:
     }
 
 
-def test_tables_are_real_tables_and_pictures_have_a_text_alternative(page: Element) -> None:
+def test_tables_are_real_tables_and_pictures_have_a_text_alternative(reported: Path, page: Element) -> None:
     for table in page.all("table"):
         assert table.one("caption").text
         width = len(table.one("thead").one("tr").children)
@@ -202,7 +202,7 @@ def test_tables_are_real_tables_and_pictures_have_a_text_alternative(page: Eleme
             assert len(line.children) == width
             assert line.children[0].attributes["scope"] == "row"
     figures = page.all("svg", class_="figure")
-    assert len(figures) == 2
+    assert len(figures) == len(list(reported.glob("*.png"))) > 0
     for figure in figures:
         assert figure.attributes["role"] == "img"
         title, description = str(figure.attributes["aria-labelledby"]).split()
