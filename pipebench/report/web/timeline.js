@@ -66,7 +66,7 @@ function buildTimeline(box, packed, words) {
   box.querySelector(".fallback").hidden = true;
   box.append(toolsOf(timeline), canvas, timeline.tip, element("small", {
     className: "help",
-    textContent: "Ctrl and wheel, + and − zoom; dragging moves; arrow keys go from action to action; 0 shows all.",
+    textContent: "Ctrl and wheel, two fingers, + and − zoom; dragging moves; arrow keys go from action to action; 0 shows all.",
   }));
   listen(timeline);
   new ResizeObserver(timeline.redraw).observe(canvas);
