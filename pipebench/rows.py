@@ -235,10 +235,16 @@ def _ledger(result: RunResult) -> Row:
 
 
 def _resources(result: RunResult) -> Row:
-    row: Row = dict.fromkeys(("peak_memory_bytes", "peak_rss_bytes", "harness_s"))
+    """Return memory in bytes and the harness's seconds; activations are those of the rank with the largest peak."""
+    names = ("peak_memory_bytes", "activations_bytes", "activations_predicted_bytes", "peak_rss_bytes", "harness_s")
+    row: Row = dict.fromkeys(names)
     if result.status in MEASURED:
         ranks = [record for repeat in result.repeats for record in repeat.ranks]
-        row["peak_memory_bytes"] = max(record.memory.peak_bytes for record in ranks)
+        largest = max(ranks, key=lambda record: record.memory.peak_bytes)
+        predicted = predicted_activation_bytes(result)
+        row["peak_memory_bytes"] = largest.memory.peak_bytes
+        row["activations_bytes"] = largest.memory.activations_bytes
+        row["activations_predicted_bytes"] = predicted[largest.rank] if predicted else None
         row["peak_rss_bytes"] = max(record.peak_rss_bytes for record in ranks)
         row["harness_s"] = median(harness_s(repeat) for repeat in result.repeats)
     return row

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pipebench.costs import profile_of
 from pipebench.ledger import PARTS, Ledger
 from pipebench.ledger import in_words as lost_in_words
-from pipebench.record import RunResult
+from pipebench.record import RunResult, losses
 from pipebench.report.advice import best_change
 from pipebench.report.advice import in_words as advice_in_words
 from pipebench.report.cells import bubble, digits
@@ -32,7 +32,9 @@ from pipebench.schedule.builders import SCHEDULES
 class Point:
     """One point: its row, what to call it, where its time went in words, a table of its stages, and its timeline.
 
-    `lost` is empty and `stages` None where nothing was measured, `timeline` also where an engine records no spans.
+    `lost` and `losses` (of every training step, warm-up included) are empty and `stages` None where nothing was
+    measured, `timeline` also where an engine records no spans. `reference` is the key of the one-device run that
+    trains the same.
     """
 
     row: Row
@@ -40,6 +42,8 @@ class Point:
     lost: str
     stages: Table | None
     timeline: Timeline | None
+    losses: list[float]
+    reference: str
 
     @property
     def key(self) -> str:
@@ -121,6 +125,8 @@ def _point(sweep: Sweep, row: Row, rows: Sequence[Row]) -> Point:
         _lost_and_to_gain(result, row) if result and told else "",
         stages_table(row["key"], f"Stages of {name}", stages) if stages else None,
         _timeline(result) if result and result.status in MEASURED else None,
+        losses(result.repeats[0]) if result and result.repeats else [],
+        sweep.reference_of.get(row["key"], ""),
     )
 
 

@@ -201,12 +201,17 @@ def _ratio(row: Row, other: Row | None) -> Cell:
     return Cell(f"{ratio:.3f}", ratio)
 
 
+def part_name(part: str) -> str:
+    """Return what a reader calls a part of the ledger: `fill and drain`."""
+    return part.removesuffix("_s").replace("_", " ")
+
+
 def ledger_table(rows: Sequence[Row]) -> Table | None:
     """Return where the time of each measured point went, None where no engine recorded spans."""
     told = [row for row in rows if row["status"] in COMPARABLE and row["ledger_compute_s"] is not None]
     if not told:
         return None
-    header = ("point", "step", *(part.removesuffix("_s").replace("_", " ") for part in PARTS))
+    header = ("point", "step", *map(part_name, PARTS))
     lines = tuple(
         (
             Cell(point_name(row, rows) + marks(row) + kind(row), key=row["key"]),

@@ -1,0 +1,136 @@
+"""Training loss against training step: a pipeline must not change what is trained, so lines should coincide.
+
+Points that train the same model on the same data with the same batch share a panel: those that are compared with the
+same one-device run. Each further number of stages (or of micro-batches, where all have as many stages) gets a thinner
+line, so that those below it show.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipebench.report.content import Point
+from pipebench.report.figures.canvas import (
+    MOST_PANELS,
+    Picture,
+    drawn,
+    in_common,
+    legend,
+    look_of,
+    panel_size,
+    panels,
+    sentences,
+    told,
+)
+from pipebench.report.grid import K, M, values, varying
+from pipebench.rows import COMPARABLE
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_TITLE = "Training loss"
+_THINNEST, _WIDER = 1.4, 2.2
+"""Widths of the line on top, and how much wider each one below it is, in points."""
+
+
+def loss_picture(points: Sequence[Point]) -> Picture | None:
+    """Draw the loss of every training step, warm-up included; None when nothing was trained."""
+    trained = [point for point in points if point.row["status"] in COMPARABLE and point.losses]
+    if not trained:
+        return None
+    sets = _trained_alike(trained)
+    shown = sets[:MOST_PANELS]
+    rows = [point.row for point in trained]
+    told_apart = K if len(values(rows, K)) > 1 else M
+    counts = values(rows, told_apart)
+
+    def fill(figure: "Figure") -> None:
+        found = panels(figure, [title for title, _ in shown], "loss", share_y=False)
+        for axes, (_, members) in zip(found, shown, strict=True):
+            _curves(axes, members, told_apart, counts)
+        legend(figure, _handles("K" if told_apart == K else "M", counts))
+
+    rest = len(sets) - len(shown)
+    subtitle = sentences(
+        in_common(rows, [told_apart]),
+        _apart(trained) if len(sets) == 1 else "",
+        f"{rest} more combinations are not drawn" if rest else "",
+    )
+    figure = drawn(*panel_size(len(shown)), _TITLE, subtitle, fill)
+    facts = [f"{sentences(title, _course(members), _apart(members))}." for title, members in sets]
+    return Picture("loss", _TITLE, told("Training loss against training step.", facts), figure)
+
+
+def _trained_alike(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
+    """Return the points by what they train, each under a title that names what differs in that: `seed=1`."""
+    by_reference: dict[str, list[Point]] = {}
+    for point in points:
+        by_reference.setdefault(point.reference, []).append(point)
+    sets = list(by_reference.values())
+    names = [
+        name
+        for name in varying([point.row for point in points])
+        if all(len({str(point.row[name]) for point in members}) == 1 for members in sets)
+    ]
+    titles = [", ".join(f"{name}={members[0].row[name]}" for name in names) for members in sets]
+    return list(zip(titles, sets, strict=True))
+
+
+def _curves(axes: "Axes", points: Sequence[Point], told_apart: str, counts: Sequence[int]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for point in sorted(points, key=lambda point: int(point.row[told_apart])):
+        number = counts.index(point.row[told_apart])
+        colour, marker = look_of(number)
+        width = _THINNEST + (len(counts) - 1 - number) * _WIDER
+        steps = range(1, len(point.losses) + 1)
+        axes.plot(steps, point.losses, color=colour, linewidth=width, marker=marker, markevery=[-1], markersize=5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("training step, warm-up included")
+
+
+def _handles(letter: str, counts: Sequence[int]) -> list["Artist"]:
+    from matplotlib.lines import Line2D
+
+    looks = [look_of(number) for number in range(len(counts))]
+    return [
+        Line2D([], [], color=colour, linewidth=3, marker=marker, markersize=6, label=f"{letter}={count}")
+        for count, (colour, marker) in zip(counts, looks, strict=True)
+    ]
+
+
+def _course(points: Sequence[Point]) -> str:
+    """Say where the losses begin and where they are at the last step that all of the points trained."""
+    last = min(len(point.losses) for point in points)
+    first, then = (_between([point.losses[step] for point in points]) for step in (0, last - 1))
+    many = f"{len(points)} points" if len(points) > 1 else "one point"
+    return f"{many}, {first} at step 1" + (f", {then} at step {last}" if last > 1 else "")
+
+
+def _between(losses: Sequence[float]) -> str:
+    low, high = f"{min(losses):.4g}", f"{max(losses):.4g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _apart(points: Sequence[Point]) -> str:
+    """Say how far apart the losses are at the last step that all of the points trained, empty for a single one.
+
+    Micro-batches of another size draw other dropout masks, so points of equal M are told of apart from the others.
+    """
+    if len(points) == 1:
+        return ""
+    last = min(len(point.losses) for point in points)
+    by_micro: dict[int, list[float]] = {}
+    for point in points:
+        by_micro.setdefault(point.row[M], []).append(point.losses[last - 1])
+    everyone = [loss for losses in by_micro.values() for loss in losses]
+    text = f"largest difference at step {last}: {_spread(everyone)}"
+    if 1 < len(by_micro) < len(points):
+        text += f", at equal M {max(map(_spread, by_micro.values()), key=float)}"
+    return text
+
+
+def _spread(losses: Sequence[float]) -> str:
+    apart = max(losses) - min(losses)
+    return f"{apart:.1e}" if apart else "0"
