@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipebench.config import closest
-from pipebench.errors import ResultError
+from pipebench.errors import ConfigError, ResultError
 from pipebench.report.write import FORMATS, USUAL, write_report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the paths written and return the exit code: 2 when the folder holds no readable sweep."""
+    """Print the paths written and return the exit code: 2 for no readable sweep or an unknown format."""
     parser = argparse.ArgumentParser(
         prog="python -m pipebench.report",
         description="Write the report of a sweep into its folder, from its files alone.",
@@ -19,17 +19,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a sweep, such as results/<time>-quick")
     parser.add_argument(
         "--format",
-        type=_formats,
-        default=USUAL,
+        default=",".join(USUAL),
         metavar="LIST",
-        help=f"some of {', '.join(FORMATS)}, with commas (default: {','.join(USUAL)}); results.csv comes with all. "
+        help=f"some of {', '.join(FORMATS)}, with commas (default: %(default)s); results.csv comes with all. "
         "latex and csv write every table into tables/, png, svg and pdf every figure",
     )
     options = parser.parse_args(argv)
     try:
-        written = write_report(options.folder, options.format)
-    except ResultError as error:
-        print(f"ResultError: {error}", file=sys.stderr)
+        written = write_report(options.folder, _formats(options.format))
+    except (ConfigError, ResultError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     for path in written:
         print(path)
@@ -40,9 +39,8 @@ def _formats(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in FORMATS:
-            raise argparse.ArgumentTypeError(
-                f"{name!r}: expected some of {', '.join(FORMATS)}, with commas{closest(name, FORMATS)}"
-            )
+            expected = f"expected some of {', '.join(FORMATS)}, with commas{closest(name, FORMATS)}"
+            raise ConfigError(f"--format={text}: {name!r}: {expected}")
     return names
 
 

@@ -1,11 +1,11 @@
-"""A table as data, and the plain formats of it: Markdown, LaTeX and CSV. (HTML is made by the page's template.)
+"""A table as data, and the plain formats of it: Markdown and CSV. (LaTeX has a file, HTML the page's template.)
 
 Cells hold plain text; what would be syntax is escaped here, by format, so whoever makes a table knows none of them.
 """
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipebench.report.cells import escape
@@ -53,42 +53,6 @@ def markdown(table: Table) -> str:
     lines = [[f"**{cell.status}**" if cell.status else escape(cell.text) for cell in line] for line in table.lines]
     header = [escape(name) for name in table.header]
     return tabulate(lines, header, tablefmt="pipe", colalign=alignment, disable_numparse=True)
-
-
-def latex(table: Table) -> str:
-    """Return the table as LaTeX that needs the package booktabs, with its caption and a label."""
-    columns = "".join("l" if column < table.num_text_columns else "r" for column in range(len(table.header)))
-    lines = [
-        r"\begin{table}",
-        r"  \centering",
-        rf"  \caption{{{_latex_text(table.title)}}}",
-        rf"  \label{{tab:{table.name}}}",
-        rf"  \begin{{tabular}}{{{columns}}}",
-        r"    \toprule",
-        f"    {_latex_line(table.header)}",
-        r"    \midrule",
-        *(f"    {_latex_line([cell.text for cell in line])}" for line in table.lines),
-        r"    \bottomrule",
-        r"  \end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _latex_line(texts: Sequence[str]) -> str:
-    return " & ".join(map(_latex_text, texts)) + r" \\"
-
-
-_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
-    | {">": r"\textgreater{}", "|": r"\textbar{}", "\N{EN DASH}": "--", "[": "{[}", "]": "{]}"}
-)
-"""A bracket at the start of a line would be the argument of the line break before it."""
-
-
-def _latex_text(text: str) -> str:
-    return " ".join(text.translate(_LATEX).split())
 
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")

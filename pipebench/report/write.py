@@ -10,9 +10,10 @@ from pipebench.errors import ResultError
 from pipebench.report.content import Content, content_of
 from pipebench.report.figures import Picture, pictures_of, rendered
 from pipebench.report.html import html_page
+from pipebench.report.latex import latex
 from pipebench.report.page import page
 from pipebench.report.sweep import read_sweep
-from pipebench.report.table import csv_text, latex
+from pipebench.report.table import csv_text
 
 Files = dict[str, bytes]
 """Content by name inside the sweep's folder."""
