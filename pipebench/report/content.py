@@ -27,14 +27,17 @@ from pipebench.report.timeline import Timeline, timeline_of
 from pipebench.rows import COMPARABLE, MEASURED, Row, rank_times
 from pipebench.schedule.builders import SCHEDULES
 
+WHAT_IS_TRAINED = ("model", "data", "batch", "optimizer", "precision", "seed")
+"""Keys on which the losses depend; all others say how the same is trained."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """One point: its row, what to call it, where its time went in words, a table of its stages, and its timeline.
 
     `lost` and `losses` (of every training step, warm-up included) are empty and `stages` None where nothing was
-    measured, `timeline` also where an engine records no spans. `reference` is the key of the one-device run that
-    trains the same.
+    measured, `timeline` also where an engine records no spans. Points with the same `trains` should have the same
+    losses.
     """
 
     row: Row
@@ -43,7 +46,7 @@ class Point:
     stages: Table | None
     timeline: Timeline | None
     losses: list[float]
-    reference: str
+    trains: str
 
     @property
     def key(self) -> str:
@@ -126,7 +129,7 @@ def _point(sweep: Sweep, row: Row, rows: Sequence[Row]) -> Point:
         stages_table(row["key"], f"Stages of {name}", stages) if stages else None,
         _timeline(result) if result and result.status in MEASURED else None,
         losses(result.repeats[0]) if result and result.repeats else [],
-        sweep.reference_of.get(row["key"], ""),
+        str([getattr(sweep.points[row["key"]], name) for name in WHAT_IS_TRAINED]),
     )
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hand_made import four_points
+from hand_made import WRITTEN, four_points
 
 from pipebench.report.write import write_report
 
@@ -19,11 +19,5 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same four points with their report, for tests that only read it."""
     folder = four_points(tmp_path_factory.mktemp("reported"))
     written = write_report(folder)
-    assert [path.name for path in written] == [
-        "results.csv",
-        "report.md",
-        "report.html",
-        "bubble.png",
-        "throughput.png",
-    ]
+    assert [path.name for path in written] == WRITTEN
     return folder

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipebench.config import OptimizerConfig, RunConfig, SyntheticConfig, TeacherConfig, WandbConfig
+from pipebench.ledger import PARTS
 from pipebench.record import RankRecord, Repeat, RunResult, StageMemory, write_json, write_result
 from pipebench.rows import Row
 
@@ -118,6 +119,11 @@ def write_sweep(folder: Path, points: dict[str, RunConfig], results: list[RunRes
     write_json(folder / "sweep.json", state)
 
 
+PICTURES = ["bubble", "throughput", "ledger", "memory", "loss"]
+WRITTEN = ["results.csv", "report.md", *(f"{name}.png" for name in PICTURES)]
+"""What the report of `four_points` consists of."""
+
+
 def four_points(folder: Path) -> Path:
     points = {
         OK: config(),
@@ -141,10 +147,23 @@ def csv_rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def schedule_rows() -> list[Row]:
+    """Return rows of five schedules that differ in nothing else but their times."""
+    times = {"gpipe": 9.0, "interleaved": 8.0, "looped_bfs": 8.5, "zb_h1": 7.0, "1f1b": 9.5}
+    chunks = {"interleaved": 2, "looped_bfs": 2}
+    rows = []
+    for name, step_s in times.items():
+        rows += table_rows(schedule=name, chunks=chunks.get(name, 1), step_s=step_s)
+    return rows
+
+
 def table_rows(**changes: Any) -> list[Row]:
     """Return the row of the fine point with some columns changed, for tables without files."""
-    row: Row = {"key": OK, "status": "ok", "stages": 2, "micro": 2, "schedule": "gpipe", "chunks": 1, "step_s": 9.0}
+    row: Row = {"key": OK, "status": "ok", "stages": 2, "micro": 2, "schedule": "gpipe", "chunks": 1}
+    row |= {"recompute": "never", "step_s": 9.0}
     row |= {"step_ci_low_s": 8.5, "step_ci_high_s": 9.5, "samples_per_s": 2.0, "tokens_per_s": None, "speedup": 1.5}
     row |= {"bubble_fraction": 0.4, "bubble_replayed": 0.35, "bubble_bound": 1 / 3, "peak_memory_bytes": 3 * MIB}
+    row |= {"activations_bytes": 1 * MIB, "activations_predicted_bytes": 0.75 * MIB}
+    row |= {f"ledger_{part}": 0.0 for part in PARTS} | {"ledger_compute_s": 6.0, "ledger_fill_and_drain_s": 3.0}
     row |= {"grad_rel_error": 1e-7, "oversubscribed": False, "steady": True, "message": ""}
     return [{**row, **changes}]

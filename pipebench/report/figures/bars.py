@@ -18,7 +18,7 @@ MOST_BARS = 60
 
 BAR_HEIGHT = 0.72
 _BARS_A_COLUMN = 30
-_BAR_IN = 0.27
+_BAR_IN, _LEAST_IN = 0.27, 1.6
 _GAP = 0.5
 _MOST_LETTERS = 48
 
@@ -67,7 +67,7 @@ def frame_size(found: Sequence[Sequence[Row]]) -> tuple[float, float]:
     """Return width and height in inches that the bars of these clusters need, a legend at their right."""
     columns = _columns(found)
     length = max(places[-1] for places in columns) + 1
-    return 4.2 * len(columns) + 5.3, max(2.3, 0.75 + _BAR_IN * length)
+    return 4.2 * len(columns) + 5.3, 0.75 + max(_LEAST_IN, _BAR_IN * length)
 
 
 def bar_places(
@@ -77,13 +77,14 @@ def bar_places(
     import seaborn
 
     columns = _columns(found)
-    bottom = max(places[-1] for places in columns) + 0.6
+    last = max(places[-1] for places in columns)
+    around = max(0.0, _LEAST_IN / _BAR_IN - last - 1) / 2
     grid = figure.subplots(1, len(columns), squeeze=False, sharex=True)
     result: list[tuple[Axes, float]] = []
     for axes, places in zip(grid.flat, columns, strict=True):
         axes.set_yticks(places, labels=labels[len(result) : len(result) + len(places)])
         axes.tick_params(axis="y", length=0)
-        axes.set_ylim(bottom, -0.6)
+        axes.set_ylim(last + 0.6 + around, -0.6 - around)  # few bars are no thicker than many
         axes.set_xlabel(unit)
         axes.grid(axis="x", color=RULE, linewidth=0.8)
         axes.set_axisbelow(True)

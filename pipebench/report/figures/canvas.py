@@ -136,11 +136,11 @@ def sentences(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-_MOST_TOLD = 12
+_MOST_TOLD = 15
 
 
 def told(opening: str, facts: Sequence[str]) -> str:
     """Return a text alternative: the opening and as many facts as somebody will listen to."""
     rest = len(facts) - _MOST_TOLD
-    more = [f"{rest} more in the tables."] if rest > 0 else []
+    more = [f"And {rest} more."] if rest > 0 else []
     return " ".join([opening, *facts[:_MOST_TOLD], *more])

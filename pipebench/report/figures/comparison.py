@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TITLE = "Schedules, fastest first"
-_PALE = 0.55
+_PALE = 0.75
 """Bars are so pale that an interval crosses them visibly, on paper and on a dark page."""
 
 
@@ -47,10 +47,11 @@ def schedules_picture(rows: Sequence[Row]) -> Picture | None:
     subtitle = sentences(
         in_common(of_shown, ["schedule", "chunks"]),
         marks_explained(of_shown),
-        f"{rest} more combinations in the tables" if rest else "",
+        f"{rest} more in the tables" if rest else "",
     )
     figure = drawn(10.5, sum(heights), _TITLE, subtitle, fill)
-    facts = [f"{sentences(title, _in_words(row))}." for title, ordered in sets.items() for row in ordered]
+    facts = [f"{title}: {', '.join(map(_in_words, ordered))}." for title, ordered in shown.items()]
+    facts += [f"And {rest} more."] if rest else []
     opening = "Median step time and peak memory of the largest rank for each schedule, fastest first."
     return Picture("schedules", _TITLE, told(opening, facts), figure)
 
@@ -67,7 +68,7 @@ def _readable(sets: dict[str, list[Row]]) -> dict[str, list[Row]]:
 
 def _in_words(row: Row) -> str:
     step, memory = milliseconds(row["step_s"]), mebibytes(row["peak_memory_bytes"])
-    return f"{schedule_name(row)}{marks(row)} {step} ms, {memory} MiB"
+    return f"{schedule_name(row)}{marks(row)} {step} ms and {memory} MiB"
 
 
 def _times(axes: "Axes", title: str, ordered: Sequence[Row]) -> None:

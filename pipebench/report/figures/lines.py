@@ -54,7 +54,7 @@ class Line:
     marker: str
 
     def column(self, name: str) -> list[float]:
-        return [math.nan if row[name] is None else row[name] for row in self.rows]
+        return _or_nan([row[name] for row in self.rows])
 
 
 def bubble_picture(rows: Sequence[Row]) -> Picture | None:
@@ -151,7 +151,7 @@ def _figure(
         _from_zero(found)
         legend(figure, [*_line_handles(rows), *_kind_handles(kinds)])
 
-    more = f"{left_out} more combinations in the tables" if left_out else ""
+    more = f"{left_out} more in the tables" if left_out else ""
     subtitle = sentences(in_common(rows, [x, _other(x)] if len(values(rows, _other(x))) > 1 else [x]), more)
     return drawn(*panel_size(len(shown)), title, subtitle, fill)
 
@@ -168,9 +168,9 @@ def _bubble(axes: "Axes", line: Line) -> None:
 
 
 def _bound_curve(line: Line) -> tuple[list[int], list[float]] | None:
-    """Return the bound over all that the picture spans, None where it depends on costs that points measured.
+    """Return the bound over all that the picture spans; None where that is one count, or costs of the points enter it.
 
-    It does not where the form for equal costs goes through the bound of every point.
+    They do not where the form for equal costs goes through the bound of every point.
     """
     first = line.rows[0]
 
@@ -178,14 +178,17 @@ def _bound_curve(line: Line) -> tuple[list[int], list[float]] | None:
         stages, micro = (x, first[M]) if line.x == K else (first[K], x)
         return bubble_bound(first["schedule"], stages, micro, first["chunks"])
 
-    for row in line.rows:
-        bound = bound_at(row[line.x])
-        if bound is None or row["bubble_bound"] is None or not math.isclose(bound, row["bubble_bound"], abs_tol=1e-9):
-            return None
+    here = [bound_at(row[line.x]) for row in line.rows]
+    through_all = np.allclose(_or_nan(here), line.column("bubble_bound"), rtol=0, atol=1e-9, equal_nan=True)
+    if line.along[0] == line.along[-1] or not through_all:
+        return None
     spanned = np.geomspace(line.along[0], line.along[-1], _CURVE_POINTS).round()
     counts = [int(count) for count in np.unique(spanned)]
-    known = [bound_at(count) for count in counts]
-    return counts, [math.nan if bound is None else bound for bound in known]
+    return counts, _or_nan([bound_at(count) for count in counts])
+
+
+def _or_nan(found: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in found]
 
 
 def _throughput(axes: "Axes", line: Line) -> None:

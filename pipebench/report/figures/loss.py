@@ -1,14 +1,13 @@
 """Training loss against training step: a pipeline must not change what is trained, so lines should coincide.
 
-Points that train the same model on the same data with the same batch share a panel: those that are compared with the
-same one-device run. Each further number of stages (or of micro-batches, where all have as many stages) gets a thinner
-line, so that those below it show.
+Points that train the same share a panel. In it each further number of stages (or of micro-batches, where all have as
+many stages) gets a thinner line, so that those below it show.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipebench.report.content import Point
+from pipebench.report.content import WHAT_IS_TRAINED, Point
 from pipebench.report.figures.canvas import (
     MOST_PANELS,
     Picture,
@@ -55,7 +54,7 @@ def loss_picture(points: Sequence[Point]) -> Picture | None:
     subtitle = sentences(
         in_common(rows, [told_apart]),
         _apart(trained) if len(sets) == 1 else "",
-        f"{rest} more combinations are not drawn" if rest else "",
+        f"{rest} more are not drawn" if rest else "",
     )
     figure = drawn(*panel_size(len(shown)), _TITLE, subtitle, fill)
     facts = [f"{sentences(title, _course(members), _apart(members))}." for title, members in sets]
@@ -64,17 +63,14 @@ def loss_picture(points: Sequence[Point]) -> Picture | None:
 
 def _trained_alike(points: Sequence[Point]) -> list[tuple[str, list[Point]]]:
     """Return the points by what they train, each under a title that names what differs in that: `seed=1`."""
-    by_reference: dict[str, list[Point]] = {}
+    sets: dict[str, list[Point]] = {}
     for point in points:
-        by_reference.setdefault(point.reference, []).append(point)
-    sets = list(by_reference.values())
-    names = [
-        name
-        for name in varying([point.row for point in points])
-        if all(len({str(point.row[name]) for point in members}) == 1 for members in sets)
+        sets.setdefault(point.trains, []).append(point)
+    names = [name for name in varying([point.row for point in points]) if name.partition(".")[0] in WHAT_IS_TRAINED]
+    return [
+        (", ".join(f"{name}={members[0].row[name]}" for name in names) if len(sets) > 1 else "", members)
+        for members in sets.values()
     ]
-    titles = [", ".join(f"{name}={members[0].row[name]}" for name in names) for members in sets]
-    return list(zip(titles, sets, strict=True))
 
 
 def _curves(axes: "Axes", points: Sequence[Point], told_apart: str, counts: Sequence[int]) -> None:

@@ -10,6 +10,8 @@ _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)", PAP
 _FAMILY = re.compile(r"font-family: [^;]*(; )?")
 _COLOUR = re.compile("|".join(_VARIABLES))
 _REFERENCE = re.compile(r"url\(#")
+_FINER_THAN_SEEN = re.compile(r"(\.\d\d)\d+")
+_GEOMETRY = ("d", "x", "y", "transform")
 
 
 def rendered(picture: Picture, suffix: str) -> bytes:
@@ -41,6 +43,7 @@ def themed_svg(picture: Picture) -> str:
         attributes = {_local(name): value for name, value in element.attrib.items()}
         element.attrib.clear()
         element.attrib.update({name: _at_home(picture.name, name, value) for name, value in attributes.items()})
+        element.text, element.tail = _unless_blank(element.text), _unless_blank(element.tail)
     for element in [*root.findall("metadata"), *root.findall("defs")]:
         if element.tag == "metadata" or element.find("style") is not None:  # a style would hold for the whole page
             root.remove(element)
@@ -72,7 +75,13 @@ def _at_home(prefix: str, name: str, value: str) -> str:
         case "style":
             value = _COLOUR.sub(lambda found: _VARIABLES[found[0]], value)
             value = _FAMILY.sub("", value)
+        case _ if name in _GEOMETRY:
+            value = _FINER_THAN_SEEN.sub(r"\1", value).replace("\n", "")
     return _REFERENCE.sub(f"url(#{prefix}-", value)
+
+
+def _unless_blank(text: str | None) -> str | None:
+    return text if text and text.strip() else None
 
 
 def _insert(root: ElementTree.Element, place: int, tag: str, name: str, text: str) -> None:
