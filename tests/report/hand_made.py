@@ -120,7 +120,7 @@ def write_sweep(folder: Path, points: dict[str, RunConfig], results: list[RunRes
 
 
 PICTURES = ["bubble", "throughput", "ledger", "memory", "loss"]
-WRITTEN = ["results.csv", "report.md", *(f"{name}.png" for name in PICTURES)]
+WRITTEN = ["results.csv", "report.md", "report.html", *(f"{name}.png" for name in PICTURES)]
 """What the report of `four_points` consists of."""
 
 
