@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from pipebench.grid import varying
 from pipebench.ledger import PARTS, part_name
 from pipebench.report.cells import LEGEND, bubble, digits, kind, mebibytes, with_interval
-from pipebench.report.grid import varying
 from pipebench.report.tables import point_name
 from pipebench.rows import COMPARABLE, Row
 

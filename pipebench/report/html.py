@@ -16,13 +16,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
+from pipebench.grid import K, M, varying
 from pipebench.render import WORDS
 from pipebench.report import words
 from pipebench.report.cells import LEGEND, marks
 from pipebench.report.content import Content
 from pipebench.report.figures import Picture, themed_svg
 from pipebench.report.glance import at_a_glance
-from pipebench.report.grid import K, M, varying
 from pipebench.report.table import Table
 from pipebench.report.timeline import packed
 from pipebench.rows import COMPARABLE, MEASURED, Row

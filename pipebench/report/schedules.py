@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from pipebench.grid import K, M, axes_of
 from pipebench.report.cells import kind
-from pipebench.report.grid import K, M, axes_of
 from pipebench.rows import COMPARABLE, Row
 
 ZERO_BUBBLE = ("zb_h1", "zb_h2", "zb_v", "zb_auto", "v_half", "v_min")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pipebench.config import RunConfig, value_at
+from pipebench.grid import K, M, groups, values, varying
 from pipebench.ledger import PARTS
 from pipebench.report.cells import (
     NOTHING,
@@ -18,7 +19,6 @@ from pipebench.report.cells import (
     tenths,
     with_interval,
 )
-from pipebench.report.grid import K, M, groups, values, varying
 from pipebench.report.schedules import INTERLEAVING, ZERO_BUBBLE, compared
 from pipebench.report.sweep import Sweep, reference_rows
 from pipebench.report.table import Cell, Table, cells

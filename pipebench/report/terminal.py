@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipebench.grid import K, M, varying
 from pipebench.report.cells import LEGEND, NOTHING, bubble, digits, marks, mebibytes, milliseconds
-from pipebench.report.grid import K, M, varying
 from pipebench.rows import Row
 
 if TYPE_CHECKING:

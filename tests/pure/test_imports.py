@@ -14,7 +14,7 @@ PACKAGE = ROOT / "pipebench"
 LAYERS = [
     ["errors"],
     ["seeds", "machine", "schedule", "trace", "linear"],
-    ["config", "compose", "record", "metrics", "costs", "rows", "ledger", "render"],
+    ["config", "compose", "record", "metrics", "costs", "rows", "grid", "ledger", "render"],
     ["models", "data", "engine"],
     ["peers"],
     ["harness"],
@@ -35,7 +35,8 @@ ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
 WITHOUT_TORCH = ["errors", "seeds", "machine", "schedule", "trace", "config", "compose", "record", "metrics", "costs",
-                 "ledger", "rows", "render", "display", "report", "tracking", "perf", "cli", "__main__"]  # fmt: skip
+                 "ledger", "rows", "grid", "render", "display", "report", "tracking", "perf", "cli",
+                 "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
     "pipebench.engine.microbatch",

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from pipebench.grid import K, M, values, varying
 from pipebench.report.cells import kind, marks
 from pipebench.report.figures.canvas import RULE
-from pipebench.report.grid import K, M, values, varying
 from pipebench.rows import Row
 
 if TYPE_CHECKING:

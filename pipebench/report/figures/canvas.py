@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipebench.grid import K, M, axes_of, values, varying
 from pipebench.report.cells import LEGEND, marks
-from pipebench.report.grid import K, M, axes_of, values, varying
 from pipebench.rows import Row
 
 if TYPE_CHECKING:

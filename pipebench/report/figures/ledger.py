@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipebench.grid import K, M
 from pipebench.ledger import PARTS
 from pipebench.report.cells import milliseconds, tenths
 from pipebench.report.figures.bars import (
@@ -28,7 +29,6 @@ from pipebench.report.figures.canvas import (
     sentences,
     told,
 )
-from pipebench.report.grid import K, M
 from pipebench.report.tables import part_name, point_name
 from pipebench.rows import COMPARABLE, Row
 

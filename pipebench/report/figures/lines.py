@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipebench.grid import K, M, groups, values, varying
 from pipebench.report.cells import digits, fraction
 from pipebench.report.figures.canvas import (
     INK,
@@ -27,7 +28,6 @@ from pipebench.report.figures.canvas import (
     sentences,
     told,
 )
-from pipebench.report.grid import K, M, groups, values, varying
 from pipebench.report.schedules import compared
 from pipebench.rows import COMPARABLE, Row
 from pipebench.schedule.bounds import bubble_bound

@@ -7,6 +7,7 @@ many stages) gets a thinner line, so that those below it show.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipebench.grid import K, M, values, varying
 from pipebench.report.content import WHAT_IS_TRAINED, Point
 from pipebench.report.figures.canvas import (
     MOST_PANELS,
@@ -20,7 +21,6 @@ from pipebench.report.figures.canvas import (
     sentences,
     told,
 )
-from pipebench.report.grid import K, M, values, varying
 from pipebench.rows import COMPARABLE
 
 if TYPE_CHECKING:

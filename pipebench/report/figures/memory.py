@@ -6,6 +6,7 @@ Points that differ in their recompute setting alone stand together.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipebench.grid import K, M, varying
 from pipebench.report.cells import MIB, mebibytes
 from pipebench.report.figures.bars import (
     BAR_HEIGHT,
@@ -31,7 +32,6 @@ from pipebench.report.figures.canvas import (
     sentences,
     told,
 )
-from pipebench.report.grid import K, M, varying
 from pipebench.report.tables import point_name
 from pipebench.rows import COMPARABLE, Row
 from pipebench.schedule.builders import Recompute

@@ -1,6 +1,7 @@
 """Which axes of a grid vary, and the groups of rows that share all but stages and micro-batches.
 
-Tables and pictures are laid out K by M; every other axis that varies gets a table or a panel per combination.
+Tables, pictures and charts are laid out K by M; every other axis that varies gets a table, a panel or a series per
+combination. It lies below report and tracking, which both need it and must not know each other.
 """
 
 from collections.abc import Sequence
