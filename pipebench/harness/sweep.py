@@ -68,7 +68,9 @@ class Plan:
 
     @property
     def all(self) -> dict[str, RunConfig]:
-        return {**self.references, **self.points}
+        """References come first, be they points too: whoever hears of a point then can know its speed-up."""
+        serving = {key: config for key, config in self.points.items() if key in self.reference_of.values()}
+        return {**self.references, **serving, **self.points}
 
 
 def plan_sweep(points: Sequence[RunConfig], swept: Sequence[str], name: str) -> Plan:
