@@ -20,7 +20,7 @@ from pipebench.record import RunResult
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
 from pipebench.schedule.builders import SCHEDULES
 from pipebench.schedule.catalogue import is_file, takes_chunks
-from pipebench.tracking import Tracker, commands, make_tracker
+from pipebench.tracking import Trackers, check_installed, make_trackers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +46,7 @@ def _main(arguments: list[str]) -> int:
             return 0
         machine = this_machine()
         points = [resolve(point, machine) for point in defined_points(grid)]
+        check_installed(points[0])
         plan = plan_sweep(points, grid.swept, grid.experiment or "sweep")
         folder = _make_folder(grid)
     except ConfigError as error:
@@ -87,46 +88,48 @@ def _make_folder(grid: Grid) -> Path:
 
 def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
     display = make_display(plan)
-    tracker = make_tracker(first.wandb, folder, plan.name, display.note)
+    trackers = make_trackers(first, folder, plan.name, display.note)
     finished: dict[str, RunResult] = {}
 
     def point_done(result: RunResult) -> None:
         finished[result.key] = result
-        _track(tracker, result, finished.get(plan.reference_of.get(result.key, "")), plan.swept)
+        _track(trackers, result, finished.get(plan.reference_of.get(result.key, "")), plan.swept)
         display.point_done(result)
 
     print(f"{len(plan.points)} points and {len(plan.references)} references into {folder}", flush=True)
     try:
-        with display.shown():
-            run_sweep(plan, folder, Observer(display.point_started, display.progress, point_done))
-    except KeyboardInterrupt:
-        print("interrupted: what was measured so far follows", file=sys.stderr)
+        try:
+            with display.shown():
+                run_sweep(plan, folder, Observer(display.point_started, display.progress, point_done))
+        except KeyboardInterrupt:
+            print("interrupted: what was measured so far follows", file=sys.stderr)
+        _conclude(folder, trackers)
     finally:
-        tracker.finish()
-    _conclude(folder, first)
+        trackers.finish()
+    for label, line in trackers.where():
+        print(f"{label:<11}", line)
     if len(finished) < len(plan.all):
         return 130
     return 0 if all(finished[key].status in COMPARABLE for key in plan.points) else 1
 
 
-def _track(tracker: Tracker, result: RunResult, reference: RunResult | None, swept: Sequence[str]) -> None:
+def _track(trackers: Trackers, result: RunResult, reference: RunResult | None, swept: Sequence[str]) -> None:
     stages = stage_rows(result) if result.status in MEASURED else []
-    tracker.log_point(result, row_of(result, reference, swept), stages)
+    trackers.log_point(result, row_of(result, reference, swept), stages)
 
 
-def _conclude(folder: Path, first: RunConfig) -> None:
-    """Write the report and say where everything is; imported late, since pandas and seaborn take a second."""
+def _conclude(folder: Path, trackers: Trackers) -> None:
+    """Write the report, say where it is, and hand it on; imported late, since pandas and seaborn take a second."""
     from pipebench.report.sweep import read_sweep, rows_of
     from pipebench.report.terminal import print_table
     from pipebench.report.write import write_report
 
     written = write_report(folder)
+    table = rows_of(read_sweep(folder))
     print()
-    print_table(rows_of(read_sweep(folder)))
+    print_table(table)
     print()
-    print("files    ", ", ".join(str(path) for path in written))
-    print("          one result.json and trace.json (open in ui.perfetto.dev) a point under", folder / "runs")
-    print("report    python -m pipebench.report", shlex.quote(str(folder)))
-    if first.wandb.mode != "disabled":
-        for command in commands(folder):
-            print("W&B      ", command)
+    print("files      ", ", ".join(str(path) for path in written))
+    print("            one result.json and trace.json (open in ui.perfetto.dev) a point under", folder / "runs")
+    print("report      python -m pipebench.report", shlex.quote(str(folder)), flush=True)
+    trackers.log_sweep(table, [path for path in written if path.suffix == ".png"])

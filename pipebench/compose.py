@@ -161,6 +161,8 @@ def _first_line(error: BaseException) -> str:
     text = str(error).strip().partition("\n")[0]
     if "is not Optional" in text:
         return "expected a value, not null"
+    if "ListConfig" in text:
+        return "expected a list such as [wandb,tensorboard]"
     wanted = _WANTED.get(text.rpartition("could not be converted to ")[2])
     return f"expected {wanted}" if wanted else text
 

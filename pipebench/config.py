@@ -31,6 +31,7 @@ PRECISIONS = ("fp32", "bf16")
 DEVICES = ("auto", "cpu", "cuda")
 GATES = ("on", "off")
 WANDB_MODES = ("offline", "online", "disabled")
+TRACKERS = ("wandb", "tensorboard")
 TASKS = ("regression", "classification")
 
 
@@ -148,13 +149,14 @@ class RunConfig:
     seed: int = MISSING
     gate: str = MISSING
     results_dir: str = MISSING
+    trackers: list[str] = MISSING
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
 
 MOST_STEPS = 1_000_000
 """More would run for weeks: a typing error."""
 
-NOT_PART_OF_THE_POINT = ("results_dir", "wandb", "repeats")
+NOT_PART_OF_THE_POINT = ("results_dir", "trackers", "wandb", "repeats")
 """Keys that say where results go or how often to measure, not what is measured."""
 
 
@@ -252,6 +254,7 @@ def _check_names(config: RunConfig) -> None:
     _check_name("device", config.device, DEVICES)
     _check_name("gate", config.gate, GATES)
     _check_name("wandb.mode", config.wandb.mode, WANDB_MODES)
+    _check_trackers(config.trackers)
     for group, kinds in (("model", MODELS), ("data", DATA)):
         chosen = getattr(config, group)
         if kinds.get(chosen.kind) is not type(chosen):
@@ -259,6 +262,13 @@ def _check_names(config: RunConfig) -> None:
             _fail(f"{group}.kind", chosen.kind, f"{right} ({group}=NAME chooses another)")
     if DATA_OF_MODEL[config.model.kind] != config.data.kind:
         _fail("data", config.data.name, f"{DATA_OF_MODEL[config.model.kind]} for model={config.model.name}")
+
+
+def _check_trackers(trackers: list[str]) -> None:
+    for name in trackers:
+        _check_name("trackers", name, TRACKERS)
+    if len(set(trackers)) < len(trackers):
+        _fail("trackers", f"[{','.join(trackers)}]", "each name once")
 
 
 def _check_numbers(config: RunConfig) -> None:

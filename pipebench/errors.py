@@ -46,3 +46,8 @@ class PointError(PipebenchError):
 
 class StageError(PointError):
     """`rank 2 failed at 2F0: <the original error>`."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return what stands on the first line of an error of somebody else's, or its name where it says nothing."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

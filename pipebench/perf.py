@@ -30,7 +30,7 @@ from pipebench.schedule.action import Op
 from pipebench.schedule.builders import SCHEDULES
 from pipebench.schedule.catalogue import ZB_AUTO, build
 from pipebench.schedule.simulate import simulate
-from pipebench.tracking import make_tracker
+from pipebench.tracking import make_trackers
 
 BLOCKS = "partition=[9,9]"
 """The default transformer cut by whole blocks: what torch.distributed.pipelining is usually given."""
@@ -189,20 +189,20 @@ def _measure(
     plan = plan_sweep(points, swept, folder.name)
     plan = dataclasses.replace(plan, references={}, reference_of={})  # no speed-up over one device is asked for
     display = make_display(plan)
-    tracker = make_tracker(points[0].wandb, folder, plan.name, display.note)
+    trackers = make_trackers(points[0], folder, plan.name, display.note)
 
     def point_started(config: RunConfig, round_number: int) -> None:
         on_start()
         display.point_started(config, round_number)
 
     def point_done(result: RunResult) -> None:
-        tracker.log_point(result, row_of(result, None, swept), stage_rows(result) if result.repeats else [])
+        trackers.log_point(result, row_of(result, None, swept), stage_rows(result) if result.repeats else [])
         display.point_done(result)
 
     folder.mkdir()
     with display.shown():
         results = run_sweep(plan, folder, Observer(point_started, display.progress, point_done))
-    tracker.finish()
+    trackers.finish()
     return [results[key] for key in plan.points]
 
 

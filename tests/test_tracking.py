@@ -2,158 +2,45 @@
 
 import dataclasses
 import json
-import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from tracked import (
+    FAKE_SECRET,
+    HOST_NAME,
+    a_config,
+    a_failure,
+    a_picture,
+    a_result,
+    all_bytes,
+    history,
+    log,
+    log_to,
+    logged_keys,
+    rows_of,
+    run_folders,
+    run_of,
+    summary,
+)
 
-from pipebench.config import MlpConfig, OptimizerConfig, RunConfig, TeacherConfig, WandbConfig
-from pipebench.record import RankRecord, Repeat, RunResult, StageMemory
-from pipebench.rows import Row, row_of, stage_rows
-from pipebench.tracking import commands, make_tracker
-from pipebench.tracking.wandb_runs import SETTINGS
+from pipebench.errors import ConfigError
+from pipebench.record import RunResult
+from pipebench.rows import Row, StageRow, stage_rows
+from pipebench.tracking import Trackers, check_installed, make_trackers
+from pipebench.tracking.wandb_runs import REPORT, SETTINGS, run_id
 
-WANDB = str(Path(sys.executable).with_name("wandb"))
 FAKE_KEY = "0123456789abcdef0123456789abcdef01234567"
-FAKE_SECRET = "a-secret-that-must-not-be-written"
-HOST_NAME = "a-host-name-that-must-not-be-written"
-WARMUP_STEPS, TIMED_STEPS = 2, 3
 
-
-@pytest.fixture(autouse=True)
-def _loopback_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let nothing reach a real server, nor the home folder, and put in place what must not be written."""
-    home = tmp_path / "home"
-    home.mkdir()
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "XDG_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", FAKE_SECRET)
-    monkeypatch.setattr("socket.gethostname", lambda: HOST_NAME)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "20260101-120000-my sweep"  # a space, as a user's path may have
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def warnings_told() -> list[str]:
-    return []
-
-
-def a_config(micro: int = 2, mode: str = "offline") -> RunConfig:
-    return RunConfig(
-        stages=2,
-        micro=micro,
-        replicas=1,
-        schedule="gpipe",
-        chunks=1,
-        memory_limit="auto",
-        recompute="never",
-        partition="time",
-        engine="pipebench",
-        profile=None,
-        batch=8,
-        model=MlpConfig(name="mlp", layers=2, width=8, inputs=4, outputs=2, task="regression", dropout=0.0),
-        data=TeacherConfig(name="teacher"),
-        optimizer=OptimizerConfig(name="sgd", lr=0.1),
-        precision="fp32",
-        device="cpu",
-        threads=1,
-        warmup=WARMUP_STEPS,
-        steps=TIMED_STEPS,
-        repeats=2,
-        seed=0,
-        gate="on",
-        results_dir="results",
-        wandb=WandbConfig(mode=mode, project="pipebench", entity=None),
-    )
-
-
-def a_rank(rank: int, num_actions: int) -> RankRecord:
-    spans = [[(0.1 * i, 0.1 * i + 0.05 + 0.01 * step, 0.0) for i in range(num_actions)] for step in range(TIMED_STEPS)]
-    return RankRecord(
-        rank=rank,
-        warmup_step_s=[0.6] * WARMUP_STEPS,
-        step_s=[0.5, 0.6, 0.7],
-        steady=True,
-        losses=[2.0, 1.5, 1.25, 1.0, math.nan] if rank == 1 else [],
-        grad_rel_error=1e-7,
-        transfer_s=[0.001 * rank],
-        latency_s=[0.0],
-        spans=spans,
-        memory=StageMemory(100, 200, 300, 400, 0, 0),
-        peak_rss_bytes=10_000,
-        phases_s=dict.fromkeys(("checking gradients", "warming up", "measuring", "profiling memory"), 0.25),
-    )
-
-
-def a_result(key: str, micro: int = 2) -> RunResult:
-    rows = [[f"{stage}{op}{i}" for op in "FB" for i in range(micro)] + [f"{stage}O"] for stage in range(2)]
-    ranks = [a_rank(rank, len(row)) for rank, row in enumerate(rows)]
-    return RunResult(
-        key=key,
-        config=a_config(micro),
-        status="ok",
-        message="",
-        oversubscribed=False,
-        environment={"python": "3.11", "cores": 2},
-        layers_per_stage=[2, 2],
-        rows=rows,
-        profile=None,
-        repeats=[Repeat(ranks, wall_s=2.0), Repeat(ranks, wall_s=2.5)],
-    )
-
-
-def a_failure(key: str) -> RunResult:
-    failed = {"status": "error", "message": "rank 1 failed at 1F0: boom", "layers_per_stage": [], "rows": []}
-    return dataclasses.replace(a_result(key), **failed, repeats=[])
-
-
-def log(folder: Path, results: list[RunResult], told: list[str], mode: str = "offline") -> list[Row]:
-    """Log points as a sweep over a learning rate would, and return their rows."""
-    tracker = make_tracker(a_config(mode=mode).wandb, folder, "my sweep", told.append)
-    rows = [row_of(result, None, ["micro", "optimizer.lr"]) for result in results]
-    for result, row in zip(results, rows, strict=True):
-        tracker.log_point(result, row, stage_rows(result) if result.repeats else [])
-    tracker.finish()
-    return rows
-
-
-def run_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in (folder / "wandb").glob("*run-*-*") if path.is_dir())
-
-
-def inspect(run: Path, *options: str) -> str:
-    command = [WANDB, "leet", "inspect", *options, "--json", str(run)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
-def summaries(folder: Path) -> dict[str, Any]:
-    found = [json.loads(inspect(run, "--summary")) for run in run_folders(folder)]
-    return {view["summary"]["key"]: view for view in found}
-
-
-def logged_keys(folder: Path, keys: list[str]) -> list[str]:
-    """Return the keys that runs hold, read roughly: `wandb leet` takes a second for each run."""
-    logs = [log.read_bytes() for run in run_folders(folder) for log in run.glob("*.wandb")]
-    return sorted(key for key in keys for log in logs if f'"{key}"'.encode() in log)
-
-
-def all_bytes(path: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in path.rglob("*") if file.is_file())
+pytestmark = pytest.mark.usefixtures("loopback_only")
 
 
 def test_each_point_becomes_one_run_with_the_whole_row(
@@ -165,8 +52,8 @@ def test_each_point_becomes_one_run_with_the_whole_row(
 
     assert warnings_told == []
     assert capfd.readouterr() == ("", "")
-    assert len(run_folders(folder)) == 3
-    views = summaries(folder)
+    assert len(run_folders(folder)) == 4  # the sweep's own is one
+    views = {result.key: summary(run_of(folder, result.key)) for result in results}
     for result, row in zip(results, rows, strict=True):
         view = views[result.key]
         known = {name: value for name, value in row.items() if value is not None}
@@ -187,15 +74,14 @@ def test_every_sample_of_every_group_is_in_the_history(folder: Path, warnings_to
     result = a_result("aaa")
     log(folder, [result], warnings_told)
 
-    lines = [json.loads(line) for line in inspect(run_folders(folder)[0]).splitlines()]
-    items = [line["history"]["item"] for line in lines if line["type"] == "history"]
+    items = history(run_of(folder, "aaa"))
     for suffix in ("", "_repeat_2"):
         steps = [item for item in items if "loss" + suffix in item]
         assert [item["training_step"] for item in steps] == [1, 2, 3, 4, 5]
         assert [item["loss" + suffix] for item in steps[:4]] == [2.0, 1.5, 1.25, 1.0]
         assert [item.get("step_s" + suffix) for item in steps] == [None, None, 0.5, 0.6, 0.7]
         assert ["bubble_fraction" + suffix in item for item in steps] == [False, False, True, True, True]
-    [table] = folder.glob("wandb/offline-run-*/files/media/table/per_stage*.json")
+    [table] = run_of(folder, "aaa").glob("files/media/table/per_stage*.json")
     assert [dict(zip(json.loads(table.read_text())["columns"], data, strict=True)) for data in _data(table)] == [
         dataclasses.asdict(stage) for stage in stage_rows(result)
     ]
@@ -218,13 +104,13 @@ def test_a_sweep_is_whole_without_the_home_folder(folder: Path, warnings_told: l
 def test_a_point_survives_the_death_of_the_service(
     folder: Path, warnings_told: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tracker = make_tracker(a_config().wandb, folder, "my sweep", warnings_told.append)
+    trackers = make_trackers(a_config(), folder, "my sweep", warnings_told.append)
     for key in ("aaa", "bbb"):
         result = a_result(key)
-        tracker.log_point(result, row_of(result, None), stage_rows(result))
+        trackers.log_point(result, *rows_of([result]), stage_rows(result))
         for pid in service_processes():
             os.kill(pid, signal.SIGKILL)
-    tracker.finish()
+    trackers.finish()
 
     assert warnings_told == []
     assert capfd.readouterr() == ("", "")
@@ -267,7 +153,7 @@ def test_online_without_a_server_falls_back_to_offline_once(
     assert "offline from here on" in warnings_told[0]
     assert "\n" not in warnings_told[0]
     assert capfd.readouterr() == ("", "")
-    assert [path.name.startswith("offline-run-") for path in run_folders(folder)] == [True, True]
+    assert [path.name.startswith("offline-run-") for path in run_folders(folder)] == [True, True, True]
     assert logged_keys(folder, ["aaa", "bbb"]) == ["aaa", "bbb"]
     assert FAKE_KEY.encode() not in all_bytes(folder.parent)
 
@@ -288,7 +174,7 @@ def test_an_error_of_wandb_is_told_once_and_leaves_no_broken_run(
     monkeypatch.setattr(wandb, where, refuse)
     log(folder, [a_result("aaa"), a_result("bbb")], warnings_told)
 
-    assert warnings_told == ["W&B lacks some points, result.json has them: No space left on device"]
+    assert warnings_told == ["W&B lacks some of the sweep, its files have all: No space left on device"]
     assert capfd.readouterr() == ("", "")
     assert run_folders(folder) == []
 
@@ -297,22 +183,197 @@ def test_disabled_writes_nothing_and_does_not_import_wandb(folder: Path) -> None
     code = """
 import sys
 from pathlib import Path
-from pipebench.config import WandbConfig
-from pipebench.tracking import make_tracker
-tracker = make_tracker(WandbConfig("disabled", "pipebench"), Path(sys.argv[1]), "my sweep", print)
-tracker.log_point(None, {}, [])
-tracker.finish()
-print([name for name in ("wandb", "torch") if name in sys.modules])
+from tracked import a_config
+from pipebench.tracking import make_trackers
+trackers = make_trackers(a_config(mode="disabled"), Path(sys.argv[1]), "my sweep", print)
+trackers.log_point(None, {}, [])
+trackers.log_sweep([], [])
+trackers.finish()
+print(trackers.where(), [name for name in ("wandb", "torch") if name in sys.modules])
 """
     command = [sys.executable, "-c", code, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
 
-    assert done.stdout == "[]\n"
+    assert done.stdout == "[] []\n"
     assert list(folder.iterdir()) == []
 
 
-def test_commands_quote_the_folder(folder: Path) -> None:
-    view, sync = commands(folder)
+def test_the_commands_quote_the_folder(folder: Path) -> None:
+    trackers = make_trackers(a_config(), folder, "my sweep", print)
 
-    assert view == f"wandb leet '{folder}/wandb'"
-    assert sync == f"wandb sync '{folder}/wandb'/offline-run-*"
+    assert trackers.where() == [
+        ("W&B", f"wandb leet '{folder}/wandb'"),
+        ("W&B", f"wandb sync '{folder}/wandb'/offline-run-*"),
+    ]
+
+
+def test_the_sweep_becomes_a_run_with_a_series_for_each_line_of_a_chart(
+    folder: Path, warnings_told: list[str], tmp_path: Path
+) -> None:
+    results = [a_result("bbb", micro=4), a_result("aaa"), a_failure("ccc")]
+    trackers = make_trackers(a_config(), folder, "my sweep", warnings_told.append)
+    rows = log_to(trackers, results, [a_picture(tmp_path / "bubble.png")])
+
+    assert warnings_told == []
+    run = run_of(folder, REPORT)
+    at_micro = [item for item in history(run) if "M" in item]
+    assert [item["M"] for item in at_micro] == [2, 4]
+    for item, row in zip(at_micro, (rows[1], rows[0]), strict=True):
+        assert {name: value for name, value in item.items() if "/" in name} == {
+            "bubble/K=2 measured": row["bubble_fraction"],
+            "bubble/K=2 replayed": row["bubble_replayed"],
+            "bubble/K=2 bound": row["bubble_bound"],
+            "samples_per_s/K=2": row["samples_per_s"],
+            "peak_memory_mib/K=2": row["peak_memory_bytes"] / 2**20,
+        }
+    view = summary(run)
+    assert view["name"] == "report my sweep"
+    assert view["tags"] == [REPORT]
+    assert {"bubble_fraction", "step_s", "key"}.isdisjoint(view["summary"])  # those are names of points
+
+
+def test_the_sweep_s_run_holds_the_result_table_the_charts_and_the_figures(
+    folder: Path, warnings_told: list[str], tmp_path: Path
+) -> None:
+    picture = a_picture(tmp_path / "bubble.png")
+    trackers = make_trackers(a_config(), folder, "my sweep", warnings_told.append)
+    rows = log_to(trackers, [a_result("aaa"), a_failure("ccc")], [picture])
+
+    media = run_of(folder, REPORT) / "files" / "media"
+    [table] = media.glob("table/results*.json")
+    assert [dict(zip(json.loads(table.read_text())["columns"], data, strict=True)) for data in _data(table)] == rows
+    [chart] = media.glob("table/report/bubble_table*.json")
+    assert _data(chart) == [
+        [2, f"K=2 {name}", rows[0][column]]
+        for name, column in (
+            ("measured", "bubble_fraction"),
+            ("replayed", "bubble_replayed"),
+            ("bound", "bubble_bound"),
+        )
+    ]
+    [copy] = media.glob("images/figures/bubble*.png")
+    assert copy.read_bytes() == picture.read_bytes()
+
+
+def test_a_column_of_words_and_numbers_becomes_words_in_the_result_table(
+    folder: Path, warnings_told: list[str]
+) -> None:
+    rows = [
+        {**row, "threads": threads}
+        for row, threads in zip(rows_of([a_result("aaa")] * 3), ("auto", 2, None), strict=True)
+    ]
+    trackers = make_trackers(a_config(), folder, "my sweep", warnings_told.append)
+    trackers.log_sweep(rows, [])
+    trackers.finish()
+
+    assert warnings_told == []
+    [table] = run_of(folder, REPORT).glob("files/media/table/results*.json")
+    column = json.loads(table.read_text())["columns"].index("threads")
+    assert [data[column] for data in _data(table)] == ["auto", "2", None]
+
+
+def test_a_run_that_is_written_again_takes_the_place_of_the_first(folder: Path, warnings_told: list[str]) -> None:
+    log(folder, [a_result("aaa")], warnings_told)
+    first = run_folders(folder)
+    log(folder, [dataclasses.replace(a_result("aaa"), message="again")], warnings_told)
+
+    assert warnings_told == []
+    assert len(run_folders(folder)) == len(first) == 2
+    assert set(run_folders(folder)).isdisjoint(first)
+    assert summary(run_of(folder, "aaa"))["summary"]["message"] == "again"
+
+
+def test_a_run_that_cannot_be_written_again_leaves_the_first(
+    folder: Path, warnings_told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    def refuse(**_: object) -> None:
+        raise OSError("No space left on device")
+
+    log(folder, [a_result("aaa")], warnings_told)
+    first = run_folders(folder)
+    monkeypatch.setattr(wandb, "Table", refuse)
+    log(folder, [a_result("aaa")], warnings_told)
+
+    assert len(warnings_told) == 1
+    assert run_folders(folder) == first
+
+
+def test_online_says_the_address_of_the_sweep_s_run(
+    folder: Path, warnings_told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    started: list[dict[str, Any]] = []
+
+    def init(**settings: Any) -> MagicMock:
+        started.append(settings)
+        return MagicMock(url=f"https://wandb.example/me/pipebench/runs/{settings['id']}")
+
+    monkeypatch.setattr(wandb, "init", init)
+    trackers = make_trackers(a_config(mode="online"), folder, "my sweep", warnings_told.append)
+    log_to(trackers, [a_result("aaa")])
+
+    assert warnings_told == []
+    assert [(run["mode"], run["job_type"], run["group"]) for run in started] == [
+        ("online", "point", folder.name),
+        ("online", REPORT, folder.name),
+    ]
+    assert trackers.where() == [("W&B", f"https://wandb.example/me/pipebench/runs/{run_id(folder, REPORT)}")]
+
+
+class Broken:
+    """A tracker that can do nothing."""
+
+    def log_point(self, result: RunResult, row: Row, stages: list[StageRow]) -> None:
+        raise ValueError("broken\nin two lines")
+
+    def log_sweep(self, rows: Sequence[Row], pictures: Sequence[Path]) -> None:
+        raise ValueError("broken again")
+
+    def finish(self) -> None:
+        raise ValueError("broken for good")
+
+    def where(self) -> list[str]:
+        return []
+
+
+class Listening:
+    """One that notes what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def log_point(self, result: RunResult, row: Row, stages: list[StageRow]) -> None:
+        self.told.append(result.key)
+
+    def log_sweep(self, rows: Sequence[Row], pictures: Sequence[Path]) -> None:
+        self.told.append(f"{len(rows)} rows")
+
+    def finish(self) -> None:
+        self.told.append("end")
+
+    def where(self) -> list[str]:
+        return []
+
+
+def test_a_tracker_that_fails_is_told_of_once_and_stops_no_other(warnings_told: list[str]) -> None:
+    listening = Listening()
+    trackers = Trackers({"A": Broken(), "B": listening}, warnings_told.append)
+    log_to(trackers, [a_result("aaa"), a_result("bbb")])
+
+    assert listening.told == ["aaa", "bbb", "2 rows", "end"]
+    assert warnings_told == ["A lacks some of the sweep, its files have all: broken"]
+
+
+def test_a_tracker_without_its_package_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(a_config(), trackers=["wandb", "tensorboard"])
+    check_installed(config)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorboard" else "found")
+
+    with pytest.raises(ConfigError) as caught:
+        check_installed(config)
+    assert str(caught.value) == "trackers=tensorboard: expected its package: pip install 'pipebench[tensorboard]'"
+    check_installed(a_config())

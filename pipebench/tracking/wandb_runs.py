@@ -1,8 +1,9 @@
-"""Weights & Biases: one run for each point of a sweep, all in `<sweep>/wandb/`, grouped by the sweep.
+"""Weights & Biases: one run for each point of a sweep and one for the sweep, all in `<sweep>/wandb/`, one group.
 
 A run is written in one go after the point is done, so no timed step ever waits for W&B. Offline needs neither
 key nor network; online that fails falls back to offline for the rest of the sweep. Runs name no host, user,
-program or environment variable. Charts over several runs are not made here: W&B draws them from the group.
+program or environment variable. W&B draws no line over a configuration value of several runs, so the charts over
+micro-batches are the history of the sweep's own run, whose step is M.
 """
 
 import contextlib
@@ -12,25 +13,29 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipebench.config import WandbConfig, known_keys
-from pipebench.metrics import bubble_fraction
-from pipebench.record import Repeat, RunResult, losses, step_times, traces
-from pipebench.rows import AXES, Row, StageRow
+from pipebench.config import WandbConfig
+from pipebench.errors import first_line
+from pipebench.record import RunResult
+from pipebench.rows import Row, StageRow
+from pipebench.tracking.curves import Series, run_name, samples_of, series_of
 
 if TYPE_CHECKING:
     import wandb
 
-X_AXIS = "training_step"
+TRAINING_STEP = "training_step"
+MICRO_BATCHES = "M"
 
 STAGE_TABLE = "per_stage"
 """Not `stages`: the summary holds K under that name, and one of the two would be lost."""
 
-PLAIN = {"replicas": 1, "recompute": "never", "partition": "time", "engine": "pipebench"}
-"""What goes without saying in a run's name."""
+REPORT = "report"
+"""Job type of the sweep's own run, and what stands for a point's key in its id."""
 
 SETTINGS: dict[str, Any] = {
     "silent": True,  # also keeps wandb from asking for a key, even at a terminal
@@ -49,86 +54,106 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What a run is called and filed under. `key` is the point's, or REPORT."""
+
+    key: str
+    name: str
+    job_type: str
+    tag: str
+    config: dict[str, Any]
+
+
 class WandbRuns:
-    """The W&B runs of one sweep. wandb's service process lives from the first point to `finish`."""
+    """The W&B runs of one sweep. wandb's service process lives from the first point to `finish`.
+
+    A run that is written again takes the place of the one before: ids are those of sweep and point.
+    """
 
     def __init__(self, config: WandbConfig, folder: Path, name: str, warn: Callable[[str], None]) -> None:
         self._config = config
+        self._shown_folder = folder
         self._folder = folder.resolve()  # wandb notes paths; a later sync may start elsewhere
         self._name = name
         self._warn = warn
         self._mode = config.mode
-        self._told = False
+        self._url = ""
 
     def log_point(self, result: RunResult, row: Row, stages: list[StageRow]) -> None:
-        """Write the point's run, at the second try if need be. What goes wrong is told once, never raised."""
-        error = self._attempt(result, row, stages)
-        if error is not None:
-            if self._mode == "online":
-                self._mode = "offline"
-                self._warn(f"W&B is not reachable, logging offline from here on: {_one_line(error)}")
-            error = self._attempt(result, row, stages)
-        if error is not None and not self._told:
-            self._told = True
-            self._warn(f"W&B lacks some points, result.json has them: {_one_line(error)}")
+        config = {**dataclasses.asdict(result.config), "environment": result.environment, "sweep": self._name}
+        about = _About(result.key, run_name(row), "point", result.status, config)
+        self._write(about, partial(_log_point, result=result, row=row, stages=stages))
+
+    def log_sweep(self, rows: Sequence[Row], pictures: Sequence[Path]) -> None:
+        about = _About(REPORT, f"{REPORT} {self._name}", REPORT, REPORT, {"sweep": self._name})
+        self._write(about, partial(_log_sweep, rows=rows, pictures=pictures))
 
     def finish(self) -> None:
         """End wandb's service process."""
         with _own_folders(self._folder):
             _end_service()
 
-    def _attempt(self, result: RunResult, row: Row, stages: list[StageRow]) -> Exception | None:
-        before = set(self._run_folders(result.key))
+    def where(self) -> list[str]:
+        online = [self._url] if self._url else []
+        return online if self._mode == "online" else [*online, *commands(self._shown_folder)]
+
+    def _write(self, about: _About, log: Callable[["wandb.Run"], None]) -> None:
+        """Write a run, at the second try if need be; raise what goes wrong then."""
+        error = self._attempt(about, log)
+        if error is not None:
+            if self._mode == "online":
+                self._mode = "offline"
+                self._warn(f"W&B is not reachable, logging offline from here on: {first_line(error)}")
+            error = self._attempt(about, log)
+        if error is not None:
+            raise error
+
+    def _attempt(self, about: _About, log: Callable[["wandb.Run"], None]) -> Exception | None:
+        """Write a run and remove what it replaces; where it fails, remove what there is of it and return the error."""
+        before = set(self._run_folders(about.key))
         try:
             with _own_folders(self._folder):
-                _write(self._init(result, row), result, row, stages)
+                _log_and_end(self._start(about), log)
         except Exception as error:
             self.finish()  # it may hold on to the broken run and refuse the next try: "run ID is in use"
-            for broken in set(self._run_folders(result.key)) - before:
-                shutil.rmtree(broken, ignore_errors=True)
+            _remove(set(self._run_folders(about.key)) - before)
             return error
+        if set(self._run_folders(about.key)) > before:
+            _remove(before)
         return None
 
     def _run_folders(self, key: str) -> Iterator[Path]:
-        return (self._folder / "wandb").glob(f"*run-*-{run_id(self._folder, key)}")
+        return (self._folder / "wandb").glob(f"*run-*-{run_id(self._folder, key)}*")  # -1, -2: in one second
 
-    def _init(self, result: RunResult, row: Row) -> "wandb.Run":
+    def _start(self, about: _About) -> "wandb.Run":
         import wandb
 
         known = wandb.Settings.model_fields  # an unknown setting is an error, and older versions know fewer
         settings = wandb.Settings(**{name: value for name, value in SETTINGS.items() if name in known})
         wandb.setup(settings)  # `silent` of a run alone leaves the messages around its start and end
-        return wandb.init(
+        run = wandb.init(
             project=self._config.project,
             entity=self._config.entity,
             mode="online" if self._mode == "online" else "offline",
             dir=self._folder,
-            id=run_id(self._folder, result.key),
-            name=run_name(row),
+            id=run_id(self._folder, about.key),
+            name=about.name,
             group=self._folder.name,
-            job_type="point",
-            tags=[result.status],
-            config={
-                **dataclasses.asdict(result.config),
-                "environment": result.environment,
-                "sweep": self._name,
-            },
+            job_type=about.job_type,
+            tags=[about.tag],
+            config=about.config,
             reinit="create_new",  # the default hands out the run before this one
             settings=settings,
         )
+        if self._mode == "online":
+            self._url = run.url or ""
+        return run
 
 
 def run_id(folder: Path, key: str) -> str:
     """Return the same id for the same point of the same sweep, so that pushing twice makes no second run."""
     return hashlib.sha256(f"{folder.name}/{key}".encode()).hexdigest()[:16]
-
-
-def run_name(row: Row) -> str:
-    """Return such as `K=2 M=8 gpipe transformer optimizer.lr=0.1`: what differs, what is usual left out."""
-    swept = [name for name in row if name not in AXES and name in known_keys()]
-    told = [f"{name}={row[name]}" for name, usual in PLAIN.items() if row[name] != usual]
-    told += [f"{name}={row[name]}" for name in swept]
-    return " ".join([f"K={row['stages']} M={row['micro']}", row["schedule"], row["model"], *told])
 
 
 def commands(folder: Path) -> list[str]:
@@ -137,40 +162,27 @@ def commands(folder: Path) -> list[str]:
     return [f"wandb leet {runs}", f"wandb sync {runs}/offline-run-*"]
 
 
-def _write(run: "wandb.Run", result: RunResult, row: Row, stages: list[StageRow]) -> None:
+def _log_and_end(run: "wandb.Run", log: Callable[["wandb.Run"], None]) -> None:
     """Write everything and end the run. (As a context manager it would print an error's traceback.)"""
     try:
-        _log_history(run, result)
-        _log_stages(run, stages)
-        run.summary.update({name: value for name, value in row.items() if value is not None})
+        log(run)
     except BaseException:
         run.finish(exit_code=1)
         raise
     run.finish()
 
 
-def _log_history(run: "wandb.Run", result: RunResult) -> None:
-    """Log every step of every worker group over the training step, the first under the plain names."""
-    run.define_metric(X_AXIS, hidden=True, summary="none")
-    for number, repeat in enumerate(result.repeats, start=1):
-        suffix = "" if number == 1 else f"_repeat_{number}"
-        for name in ("loss", "step_s", "bubble_fraction"):
-            # The summary belongs to the row: its step_s is the median, not the last sample.
-            run.define_metric(name + suffix, step_metric=X_AXIS, summary="none")
-        for training_step, samples in enumerate(_steps(result, repeat), start=1):
-            run.log({X_AXIS: training_step, **{name + suffix: value for name, value in samples.items()}})
-
-
-def _steps(result: RunResult, repeat: Repeat) -> list[dict[str, float]]:
-    """Return what is known of each training step, the untimed ones of the warm-up first."""
-    times = step_times(repeat)
-    steps = [{"loss": loss} for loss in losses(repeat)] or [{} for _ in times]
-    for step, step_s in zip(steps[len(steps) - len(times) :], times, strict=True):
-        step["step_s"] = step_s
-    bubbles = [bubble_fraction(trace) for trace in traces(result, repeat)]
-    for step, bubble in zip(steps[len(steps) - len(bubbles) :], bubbles, strict=True):
-        step["bubble_fraction"] = bubble
-    return steps
+def _log_point(run: "wandb.Run", result: RunResult, row: Row, stages: list[StageRow]) -> None:
+    """Log every step of every worker group over the training step, the table of stages, and the row as summary."""
+    samples = samples_of(result)
+    run.define_metric(TRAINING_STEP, hidden=True, summary="none")
+    for name in dict.fromkeys(name for step in samples for name in step.values):
+        # The summary belongs to the row: its step_s is the median, not the last sample.
+        run.define_metric(name, step_metric=TRAINING_STEP, summary="none")
+    for step in samples:
+        run.log({TRAINING_STEP: step.training_step, **step.values})
+    _log_stages(run, stages)
+    run.summary.update({name: value for name, value in row.items() if value is not None})
 
 
 def _log_stages(run: "wandb.Run", stages: list[StageRow]) -> None:
@@ -181,6 +193,67 @@ def _log_stages(run: "wandb.Run", stages: list[StageRow]) -> None:
     columns: list[str | int] = [entry.name for entry in dataclasses.fields(StageRow)]
     data: list[Iterable[Any]] = [dataclasses.astuple(stage) for stage in stages]
     run.log({STAGE_TABLE: wandb.Table(columns=columns, data=data)})
+
+
+def _log_sweep(run: "wandb.Run", rows: Sequence[Row], pictures: Sequence[Path]) -> None:
+    """Log the numbers of all K at each M, all K of a chart in one picture, the result table and the figures.
+
+    W&B gives each name before the slash a section of its own, and each series in it a panel.
+    """
+    import wandb
+
+    charts: dict[str, list[Series]] = {}
+    for series in series_of(rows):
+        charts.setdefault(series.chart, []).append(series)
+    run.define_metric(MICRO_BATCHES, hidden=True, summary="none")
+    for chart in charts:
+        run.define_metric(f"{chart}/*", step_metric=MICRO_BATCHES)
+    for micro, values in _by_micro_batches(charts).items():
+        run.log({MICRO_BATCHES: micro, **values})
+    run.log({f"{REPORT}/{chart}": _together(chart, lines) for chart, lines in charts.items()})
+    run.log({"results": _table(rows), **{f"figures/{path.stem}": wandb.Image(str(path)) for path in pictures}})
+
+
+def _by_micro_batches(charts: dict[str, list[Series]]) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    for chart, lines in charts.items():
+        for series in lines:
+            for micro, value in series.values.items():
+                found.setdefault(micro, {})[f"{chart}/{series.name}"] = value
+    return dict(sorted(found.items()))
+
+
+def _together(chart: str, lines: Sequence[Series]) -> object:
+    """Return a chart of W&B's own with all series, which separate keys of one run do not get by themselves."""
+    import wandb
+
+    return wandb.plot.line_series(
+        xs=[list(series.values) for series in lines],
+        ys=[list(series.values.values()) for series in lines],
+        keys=[series.name for series in lines],
+        title=chart,
+        xname=MICRO_BATCHES,
+    )
+
+
+def _table(rows: Sequence[Row]) -> "wandb.Table":
+    import wandb
+
+    columns = [_of_one_type([row[name] for row in rows]) for name in rows[0]]
+    lines: list[Iterable[Any]] = list(zip(*columns, strict=True))
+    return wandb.Table(columns=list(rows[0]), data=lines)
+
+
+def _of_one_type(column: list[Any]) -> list[Any]:
+    """Return a column that W&B's tables take: a swept key such as `threads=auto,2` holds words and numbers."""
+    types = {type(value) for value in column if value is not None}
+    mixed = len(types) > 1 and not types <= {int, float}
+    return [value if value is None or not mixed else str(value) for value in column]
+
+
+def _remove(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -213,7 +286,3 @@ def _end_service() -> None:
 
     with contextlib.suppress(Exception, SystemExit):  # it exits when the service ended badly
         wandb.teardown()
-
-
-def _one_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

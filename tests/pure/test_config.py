@@ -80,6 +80,11 @@ MODELS = "gpt2_small, mlp, mlp_classifier, synthetic, transformer, transformer_l
         ("stages=null", "stages=null: expected a value, not null"),
         ("model.layers=x", "model.layers=x: expected a whole number"),
         ("optimizer.lr=fast", "optimizer.lr=fast: expected a number"),
+        ("trackers=tensorboard", "trackers=tensorboard: expected a list such as [wandb,tensorboard]"),
+        (
+            "trackers=wandb,tensorboard",
+            "trackers=wandb,tensorboard: expected one value; points cannot differ in trackers alone",
+        ),
         # a few rules of `resolve`, which the next test holds one by one
         ("stages=0", "stages=0: expected a whole number of at least 1"),
         (
@@ -126,6 +131,12 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
             {"wandb__mode": "onlin"},
             "wandb.mode=onlin: expected one of offline, online, disabled (did you mean 'online'?)",
         ),
+        (
+            "transformer",
+            {"trackers": ["wandbb"]},
+            "trackers=wandbb: expected one of wandb, tensorboard (did you mean 'wandb'?)",
+        ),
+        ("transformer", {"trackers": ["wandb", "wandb"]}, "trackers=[wandb,wandb]: expected each name once"),
         ("mlp", {"model__task": "rank"}, "model.task=rank: expected one of regression, classification"),
         # values
         ("transformer", {"stages": 0}, f"stages=0: expected {AT_LEAST_1}"),
@@ -387,7 +398,9 @@ def test_a_schedule_file_decides_how_many_stages_a_rank_has(tmp_path: Path) -> N
         resolve(changed(folded, micro=8), TWO_CORES)
 
 
-@pytest.mark.parametrize("same", [{"repeats": 3}, {"results_dir": "elsewhere"}, {"wandb__mode": "disabled"}])
+@pytest.mark.parametrize(
+    "same", [{"repeats": 3}, {"results_dir": "elsewhere"}, {"trackers": []}, {"wandb__mode": "disabled"}]
+)
 def test_where_results_go_and_how_often_it_is_measured_are_not_in_the_key(same: dict[str, Any]) -> None:
     assert key_of(changed(point(), **same)) == key_of(point())
 

@@ -19,7 +19,7 @@ LAYERS = [
     ["peers"],
     ["harness"],
     ["display", "report", "tracking"],
-    ["perf", "cli"],
+    ["perf", "cli", "push", "dashboard"],
     ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -35,8 +35,8 @@ ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
 WITHOUT_TORCH = ["errors", "seeds", "machine", "schedule", "trace", "config", "compose", "record", "metrics", "costs",
-                 "ledger", "rows", "grid", "render", "display", "report", "tracking", "perf", "cli",
-                 "__main__"]  # fmt: skip
+                 "ledger", "rows", "grid", "render", "display", "report", "tracking", "perf", "cli", "push",
+                 "dashboard", "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
     "pipebench.engine.microbatch",
@@ -47,7 +47,7 @@ TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.harness.sweep",
 ]
 
-SLOW = {"torch", "wandb", "pandas", "seaborn", "matplotlib"}
+SLOW = {"torch", "wandb", "wandb_workspaces", "tensorboard", "pandas", "seaborn", "matplotlib", "PIL"}
 
 
 def module_name(path: Path) -> str:
