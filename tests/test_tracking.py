@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from tracked import (
@@ -31,6 +30,7 @@ from tracked import (
     run_of,
     summary,
 )
+from wandb_server import ENTITY, KEY, wandb_server
 
 from pipebench.errors import ConfigError
 from pipebench.record import RunResult
@@ -38,15 +38,13 @@ from pipebench.rows import Row, StageRow, stage_rows
 from pipebench.tracking import Trackers, check_installed, make_trackers
 from pipebench.tracking.wandb_runs import REPORT, SETTINGS, run_id
 
-FAKE_KEY = "0123456789abcdef0123456789abcdef01234567"
-
 pytestmark = pytest.mark.usefixtures("loopback_only")
 
 
 def test_each_point_becomes_one_run_with_the_whole_row(
     folder: Path, warnings_told: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", FAKE_KEY)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
     results = [a_result("aaa"), a_result("bbb", micro=4), a_failure("ccc")]
     rows = log(folder, results, warnings_told)
 
@@ -66,7 +64,7 @@ def test_each_point_becomes_one_run_with_the_whole_row(
     assert views["ccc"]["summary"]["message"] == "rank 1 failed at 1F0: boom"
 
     written = all_bytes(folder.parent)
-    for secret in (FAKE_KEY, FAKE_SECRET, HOST_NAME):
+    for secret in (KEY, FAKE_SECRET, HOST_NAME):
         assert secret.encode() not in written
 
 
@@ -108,6 +106,7 @@ def test_a_point_survives_the_death_of_the_service(
     for key in ("aaa", "bbb"):
         result = a_result(key)
         trackers.log_point(result, *rows_of([result]), stage_rows(result))
+        wait_until_flushed(folder, key)
         for pid in service_processes():
             os.kill(pid, signal.SIGKILL)
     trackers.finish()
@@ -115,7 +114,14 @@ def test_a_point_survives_the_death_of_the_service(
     assert warnings_told == []
     assert capfd.readouterr() == ("", "")
     assert len(run_folders(folder)) == 2
-    assert logged_keys(folder, ["aaa", "bbb"]) == ["aaa", "bbb"]
+
+
+def wait_until_flushed(folder: Path, key: str) -> None:
+    """The service writes an ended run to its file within the flush interval, seldom after it says it is done."""
+    deadline = time.monotonic() + 10
+    while key not in logged_keys(folder, [key]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def service_processes() -> list[int]:
@@ -142,7 +148,7 @@ def test_online_without_a_server_falls_back_to_offline_once(
     assert SETTINGS["init_timeout"] == 10.0
     monkeypatch.setitem(SETTINGS, "init_timeout", 2.0)  # the test need not wait as long as a user should
     if fault != "no key":
-        monkeypatch.setenv("WANDB_API_KEY", FAKE_KEY)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
     if fault == "mute":
         monkeypatch.setenv("WANDB_BASE_URL", mute_server)
     began = time.perf_counter()
@@ -155,7 +161,7 @@ def test_online_without_a_server_falls_back_to_offline_once(
     assert capfd.readouterr() == ("", "")
     assert [path.name.startswith("offline-run-") for path in run_folders(folder)] == [True, True, True]
     assert logged_keys(folder, ["aaa", "bbb"]) == ["aaa", "bbb"]
-    assert FAKE_KEY.encode() not in all_bytes(folder.parent)
+    assert KEY.encode() not in all_bytes(folder.parent)
 
 
 @pytest.mark.parametrize("where", ["init", "Table"])
@@ -301,27 +307,24 @@ def test_a_run_that_cannot_be_written_again_leaves_the_first(
     assert run_folders(folder) == first
 
 
-def test_online_says_the_address_of_the_sweep_s_run(
+def test_online_the_runs_reach_the_server_and_the_sweep_s_address_is_told(
     folder: Path, warnings_told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import wandb
-
-    started: list[dict[str, Any]] = []
-
-    def init(**settings: Any) -> MagicMock:
-        started.append(settings)
-        return MagicMock(url=f"https://wandb.example/me/pipebench/runs/{settings['id']}")
-
-    monkeypatch.setattr(wandb, "init", init)
-    trackers = make_trackers(a_config(mode="online"), folder, "my sweep", warnings_told.append)
-    log_to(trackers, [a_result("aaa")])
+    with wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        trackers = make_trackers(a_config(mode="online"), folder, "my sweep", warnings_told.append)
+        [row] = log_to(trackers, [a_result("aaa")])
 
     assert warnings_told == []
-    assert [(run["mode"], run["job_type"], run["group"]) for run in started] == [
-        ("online", "point", folder.name),
-        ("online", REPORT, folder.name),
+    point, sweep = run_id(folder, "aaa"), run_id(folder, REPORT)
+    assert [(run["name"], run["jobType"], run["groupName"]) for run in server.runs] == [
+        (point, "point", folder.name),
+        (sweep, REPORT, folder.name),
     ]
-    assert trackers.where() == [("W&B", f"https://wandb.example/me/pipebench/runs/{run_id(folder, REPORT)}")]
+    assert [item["loss"] for item in server.history[point] if "loss" in item][:4] == [2.0, 1.5, 1.25, 1.0]
+    assert [item["bubble/K=2 measured"] for item in server.history[sweep] if "M" in item] == [row["bubble_fraction"]]
+    assert trackers.where() == [("W&B", f"{server.url}/{ENTITY}/pipebench/runs/{sweep}")]
 
 
 class Broken:

@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import MISSING
+
 from pipebench.config import WandbConfig
 from pipebench.errors import first_line
 from pipebench.record import RunResult
@@ -81,7 +83,9 @@ class WandbRuns:
         self._url = ""
 
     def log_point(self, result: RunResult, row: Row, stages: list[StageRow]) -> None:
-        config = {**dataclasses.asdict(result.config), "environment": result.environment, "sweep": self._name}
+        known = dataclasses.asdict(result.config).items()
+        config = {name: value for name, value in known if value != MISSING}  # keys that are younger than the record
+        config |= {"environment": result.environment, "sweep": self._name}
         about = _About(result.key, run_name(row), "point", result.status, config)
         self._write(about, partial(_log_point, result=result, row=row, stages=stages))
 
@@ -114,11 +118,14 @@ class WandbRuns:
         before = set(self._run_folders(about.key))
         try:
             with _own_folders(self._folder):
-                _log_and_end(self._start(about), log)
+                run = self._start(about)
+                _log_and_end(run, log)
         except Exception as error:
             self.finish()  # it may hold on to the broken run and refuse the next try: "run ID is in use"
             _remove(set(self._run_folders(about.key)) - before)
             return error
+        if self._mode == "online":
+            self._url = run.url or ""
         if set(self._run_folders(about.key)) > before:
             _remove(before)
         return None
@@ -132,7 +139,7 @@ class WandbRuns:
         known = wandb.Settings.model_fields  # an unknown setting is an error, and older versions know fewer
         settings = wandb.Settings(**{name: value for name, value in SETTINGS.items() if name in known})
         wandb.setup(settings)  # `silent` of a run alone leaves the messages around its start and end
-        run = wandb.init(
+        return wandb.init(
             project=self._config.project,
             entity=self._config.entity,
             mode="online" if self._mode == "online" else "offline",
@@ -146,9 +153,6 @@ class WandbRuns:
             reinit="create_new",  # the default hands out the run before this one
             settings=settings,
         )
-        if self._mode == "online":
-            self._url = run.url or ""
-        return run
 
 
 def run_id(folder: Path, key: str) -> str:

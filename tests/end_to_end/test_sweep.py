@@ -138,26 +138,6 @@ def test_the_report_can_be_rebuilt_from_files_without_torch(
     assert (results / "results.csv").read_text() == before
 
 
-def test_wandb_holds_every_number_of_the_csv(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    results, _ = sweep
-    runs = sorted((results / "wandb").glob("offline-run-*"))
-    assert len(runs) == 7  # 6 points and their one reference
-    wandb = Path(sys.executable).parent / "wandb"
-    summaries = {}
-    for run_folder in runs:
-        shown = subprocess.run(
-            [wandb, "leet", "inspect", "--summary", "--json", run_folder], capture_output=True, text=True, check=True
-        )
-        summary = json.loads(shown.stdout)
-        summary = summary.get("summary", summary)
-        summaries[summary["key"]] = summary
-    for row in rows_of(results):
-        summary = summaries[row["key"]]
-        for column, text in row.items():
-            if column.endswith(("_s", "_bytes", "_fraction", "_bound", "_replayed", "speedup", "imbalance")) and text:
-                assert float(summary[column]) == pytest.approx(float(text)), column
-
-
 def test_nothing_is_left_behind(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     results, _ = sweep
     assert not [path for path in results.rglob(".*") if path.is_file() and "result.json" in path.name]
@@ -328,7 +308,7 @@ def test_a_measured_point_is_the_profile_of_simulated_ones(
     assert page.count("predicts ") == 2
     for row in rows:
         assert float(row["bubble_fraction"]) == pytest.approx(float(row["bubble_replayed"]))
-    assert len(list((simulated / "wandb").glob("offline-run-*"))) == 7  # and the one device's
+    assert len(list((simulated / "wandb").glob("offline-run-*"))) == 8  # and the one device's, and the sweep's own
 
 
 def test_a_schedule_file_that_cannot_proceed_is_refused_with_its_grid(tmp_path: Path) -> None:
