@@ -46,7 +46,7 @@ def _main(arguments: list[str]) -> int:
             return 0
         machine = this_machine()
         points = [resolve(point, machine) for point in defined_points(grid)]
-        check_installed(points[0])
+        check_installed(grid.points[0])
         plan = plan_sweep(points, grid.swept, grid.experiment or "sweep")
         folder = _make_folder(grid)
     except ConfigError as error:

@@ -32,10 +32,11 @@ from tracked import (
 )
 from wandb_server import ENTITY, KEY, wandb_server
 
+from pipebench.config import TRACKERS
 from pipebench.errors import ConfigError
 from pipebench.record import RunResult
 from pipebench.rows import Row, StageRow, stage_rows
-from pipebench.tracking import Trackers, check_installed, make_trackers
+from pipebench.tracking import KINDS, Trackers, check_installed, make_trackers
 from pipebench.tracking.wandb_runs import REPORT, SETTINGS, run_id
 
 pytestmark = pytest.mark.usefixtures("loopback_only")
@@ -369,6 +370,10 @@ def test_a_tracker_that_fails_is_told_of_once_and_stops_no_other(warnings_told: 
 
     assert listening.told == ["aaa", "bbb", "2 rows", "end"]
     assert warnings_told == ["A lacks some of the sweep, its files have all: broken"]
+
+
+def test_every_name_that_a_user_may_write_is_a_tracker() -> None:
+    assert set(KINDS) == set(TRACKERS)
 
 
 def test_a_tracker_without_its_package_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,8 @@ class _About:
 class WandbRuns:
     """The W&B runs of one sweep. wandb's service process lives from the first point to `finish`.
 
-    A run that is written again takes the place of the one before: ids are those of sweep and point.
+    A run that is written again takes the place of the one before: ids are those of sweep and point. (What the tables of
+    the one before had staged for upload stays behind, some hundred bytes each.)
     """
 
     def __init__(self, config: WandbConfig, folder: Path, name: str, warn: Callable[[str], None]) -> None:
