@@ -13,8 +13,7 @@ from pathlib import Path
 from pipebench.config import RunConfig, WandbConfig
 from pipebench.errors import ResultError
 from pipebench.record import RunResult
-from pipebench.report.figures import FIGURES
-from pipebench.report.sweep import Sweep, read_sweep, reference_rows, rows, stages_of
+from pipebench.report.sweep import Sweep, read_sweep, reference_rows, rows_of, stages_of
 from pipebench.report.write import write_report
 from pipebench.rows import Row, StageRow
 from pipebench.tracking import make_trackers
@@ -26,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder: Path = arguments.folder
     try:
         sweep = read_sweep(folder)
-        table = rows(sweep)
+        table = rows_of(sweep)
         points = _points(folder, sweep, table)
         pictures = _pictures(folder)
     except ResultError as error:
@@ -72,9 +71,8 @@ def _points(folder: Path, sweep: Sweep, table: Sequence[Row]) -> list[tuple[RunR
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """Return the report's pictures, made now if there are none."""
-    found = [path for name in FIGURES if (path := folder / name).is_file()]
-    return found or [path for path in write_report(folder) if path.suffix == ".png"]
+    """Draw the report's pictures, so that they are those of the files."""
+    return [path for path in write_report(folder, ["png"]) if path.suffix == ".png"]
 
 
 def _with_wandb(sweep: Sweep, arguments: argparse.Namespace) -> RunConfig:
