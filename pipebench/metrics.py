@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -98,12 +99,20 @@ Groups = Sequence[Sequence[float]]
 """Samples of one point: a list for each fresh group of workers."""
 
 
+class Ratio(NamedTuple):
+    """One step time over another, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
 def median_interval(groups: Groups) -> tuple[float, float]:
     """Return the 95 % percentile-bootstrap interval of the median over all samples."""
     return _interval(_bootstrap_medians(groups, np.random.default_rng(0)))
 
 
-def paired_ratio(groups: Groups, baseline: Groups) -> tuple[float, float, float]:
+def paired_ratio(groups: Groups, baseline: Groups) -> Ratio:
     """Return the ratio of two points' step times and its 95 % percentile-bootstrap interval.
 
     Group i of both ran one after the other, so the ratio of their medians is free of the machine's slow drift;
@@ -120,19 +129,61 @@ def paired_ratio(groups: Groups, baseline: Groups) -> tuple[float, float, float]
         return ratio(random.choice(a, len(a)), random.choice(b, len(b)))
 
     draws = [np.median([redrawn(index) for index in random.integers(0, len(pairs), len(pairs))]) for _ in range(1000)]
-    return (float(np.median([ratio(a, b) for a, b in pairs])), *_interval(np.asarray(draws)))
+    return Ratio(float(np.median([ratio(a, b) for a, b in pairs])), *_interval(np.asarray(draws)))
+
+
+def ratio_of_medians(groups: Groups, baseline: Groups) -> Ratio:
+    """Return the ratio of two points' median step times and its 95 % percentile-bootstrap interval.
+
+    Both were measured apart from each other, so each is redrawn by itself (`paired_ratio` is for points that took
+    turns). Raise ArithmeticError for a baseline that took no time.
+    """
+    random = np.random.default_rng(0)
+    with np.errstate(divide="raise", invalid="raise"):
+        draws = _bootstrap_medians(groups, random) / _bootstrap_medians(baseline, random)
+        ratio = np.median(np.concatenate(groups)) / np.median(np.concatenate(baseline))
+    return Ratio(float(ratio), *_interval(draws))
+
+
+def noise_floor(again: Ratio) -> float:
+    """Return how far two measurements of the same point may lie apart, as a ratio of at least 1.
+
+    It is the end farther from 1 of the interval of an A/A pair's ratio (`ratio_of_medians` of one point measured
+    twice), so it holds both the scatter of the steps and what changed between the two. A smaller difference between
+    two points says nothing.
+    """
+    return max(again.high, 1 / again.low)
 
 
 def _bootstrap_medians(groups: Groups, random: np.random.Generator, draws: int = 2000) -> np.ndarray:
     """Draw groups first, then samples inside them, so that variation between groups widens the interval."""
-    arrays = [np.asarray(group, dtype=float) for group in groups if len(group)]
-    medians = np.empty(draws)
-    for draw in range(draws):
-        chosen = random.integers(0, len(arrays), len(arrays))
-        medians[draw] = np.median(
-            np.concatenate([random.choice(arrays[index], len(arrays[index])) for index in chosen])
-        )
-    return medians
+    filled = [np.asarray(group, dtype=float) for group in groups if len(group)]
+    sizes = np.array([len(group) for group in filled])
+    samples = np.full((len(filled), sizes.max()), np.inf)
+    for index, group in enumerate(filled):
+        samples[index, : len(group)] = group
+    block = max(1, _MOST_DRAWN_AT_ONCE // samples.size)
+    blocks = [min(block, draws - done) for done in range(0, draws, block)]
+    return np.concatenate([_redrawn_medians(samples, sizes, random, draws) for draws in blocks])
+
+
+_MOST_DRAWN_AT_ONCE = 1_000_000
+"""Samples; a point of very many steps is drawn in several goes instead of filling the memory."""
+
+
+def _redrawn_medians(samples: np.ndarray, sizes: np.ndarray, random: np.random.Generator, draws: int) -> np.ndarray:
+    """Return the median of each draw; row g of `samples` holds `sizes[g]` of them, then infinities.
+
+    The infinities come last in a sorted draw, so its median stands where its number of samples says.
+    """
+    num_groups, most = samples.shape
+    chosen = random.integers(0, num_groups, (draws, num_groups, 1))
+    drawn = samples[chosen, random.integers(0, sizes[chosen], (draws, num_groups, most))]
+    drawn[np.arange(most) >= sizes[chosen]] = np.inf
+    counts = sizes[chosen].sum(axis=(1, 2))
+    drawn = np.sort(drawn.reshape(draws, -1))
+    each = np.arange(draws)
+    return np.asarray((drawn[each, (counts - 1) // 2] + drawn[each, counts // 2]) / 2)
 
 
 def _interval(draws: np.ndarray) -> tuple[float, float]:

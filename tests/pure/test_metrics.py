@@ -3,17 +3,22 @@
 import time
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipebench import metrics
 from pipebench.metrics import (
+    Ratio,
     action_costs,
     bubble_fraction,
     critical_path,
     imbalance,
     median_interval,
+    noise_floor,
     paired_ratio,
+    ratio_of_medians,
     stage_times,
     step_costs,
 )
@@ -25,6 +30,7 @@ from pipebench.trace import Span, Trace
 
 STEADY = [1.0] * 10
 SLOWER = [2.0] * 10
+SAMPLES = st.lists(st.lists(st.floats(0.9, 1.1), min_size=1, max_size=12), min_size=1, max_size=4)
 
 
 def span(rank: int, action: str, start_s: float, end_s: float, delay_s: float = 0.0) -> Span:
@@ -88,6 +94,11 @@ def test_the_interval_agrees_with_order_statistics() -> None:
     assert high == pytest.approx(61, abs=2)
 
 
+def test_the_median_of_an_even_number_lies_between_the_middle_two() -> None:
+    # Of ten draws from these, five are zeros 2.6 % of the time and more are 0.6 %: the low end is a half.
+    assert median_interval([[0.0] * 2 + [1.0] * 8]) == (0.5, 1.0)
+
+
 def test_groups_that_disagree_widen_the_interval_to_both() -> None:
     assert median_interval([STEADY, SLOWER]) == (1.0, 2.0)
 
@@ -114,6 +125,66 @@ def test_a_paired_ratio_is_free_of_a_drift_that_both_sides_share() -> None:
     ratio, low, high = paired_ratio(twice, baseline)
     assert ratio == pytest.approx(2.0)
     assert 1.9 < low <= ratio <= high < 2.1
+
+
+def test_points_measured_apart_are_compared_by_their_medians_alone() -> None:
+    assert ratio_of_medians([SLOWER], [STEADY]) == (2.0, 2.0, 2.0)
+    assert ratio_of_medians([SLOWER[:3], SLOWER], [STEADY]) == (2.0, 2.0, 2.0), "their groups need not be as many"
+
+
+def test_groups_that_disagree_widen_the_ratio_to_both_whichever_side_they_stand_on() -> None:
+    assert ratio_of_medians([STEADY, SLOWER], [STEADY]) == (1.5, 1.0, 2.0)
+    assert ratio_of_medians([STEADY], [STEADY, SLOWER]) == (1 / 1.5, 0.5, 1.0)
+
+
+def test_a_shared_drift_widens_a_ratio_of_medians_which_knows_no_pairs() -> None:
+    baseline = [[1.0, 1.01, 0.99], [2.0, 2.02, 1.98], [4.0, 4.04, 3.96]]
+    twice = [[2 * value for value in group] for group in baseline]
+    apart, paired = ratio_of_medians(twice, baseline), paired_ratio(twice, baseline)
+    assert apart.value == pytest.approx(paired.value) == pytest.approx(2.0)
+    assert apart.low < 1 < paired.low < paired.high < 4 < apart.high
+
+
+@given(SAMPLES, SAMPLES)
+def test_the_other_way_round_a_ratio_is_its_inverse(one: list[list[float]], other: list[list[float]]) -> None:
+    there, back = ratio_of_medians(one, other), ratio_of_medians(other, one)
+    assert there.value == pytest.approx(1 / back.value)
+    assert there.low <= there.high
+    assert (there.low, there.high) == pytest.approx((1 / back.high, 1 / back.low), rel=0.2)
+
+
+def test_a_baseline_that_took_no_time_has_no_ratio() -> None:
+    with pytest.raises(ArithmeticError):
+        ratio_of_medians([STEADY], [[0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("again", "floor"),
+    [
+        (Ratio(1.0, 1.0, 1.0), 1.0),
+        (Ratio(1.0, 0.96, 1.05), 1.05),
+        (Ratio(1.0, 0.8, 1.05), 1.25),
+        (Ratio(0.9, 0.8, 0.95), 1.25),  # a difference that is sure is noise all the same: nothing was changed
+        (Ratio(1.2, 1.1, 1.3), 1.3),
+    ],
+)
+def test_the_noise_floor_is_the_far_end_of_an_a_a_pair(again: Ratio, floor: float) -> None:
+    assert noise_floor(again) == pytest.approx(floor)
+
+
+@pytest.mark.parametrize("sizes", [[10], [9, 6], [7, 1, 20], [5, 5, 5]])
+@pytest.mark.parametrize("at_once", [10_000_000, 50])
+def test_drawing_all_at_once_means_what_drawing_one_by_one_does(
+    sizes: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "_MOST_DRAWN_AT_ONCE", at_once)
+    random = np.random.default_rng(5)
+    groups = [random.normal(10.0, 1.0, size).tolist() for size in sizes]
+    one_by_one = [
+        np.median(np.concatenate([random.choice(groups[index], len(groups[index])) for index in chosen]))
+        for chosen in random.integers(0, len(groups), (10_000, len(groups)))
+    ]
+    assert median_interval(groups) == pytest.approx(np.quantile(one_by_one, [0.025, 0.975]), abs=0.03)
 
 
 def row(text: str) -> list[Action]:
