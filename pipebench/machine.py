@@ -24,7 +24,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    return Machine(num_cores=len(usable_cores()), num_gpus=_num_gpus())
+    return Machine(num_cores=len(usable_cores()), num_gpus=len(gpu_names()))
 
 
 def usable_cores() -> list[int]:
@@ -36,6 +36,7 @@ def usable_cores() -> list[int]:
 
 def describe() -> dict[str, str | int | float]:
     """Return the environment a result depends on; names no user, host or variable."""
+    gpus = gpu_names()
     packages = {name: _version_of(name) for name in ("torch", "numpy", "hydra-core", "wandb")}
     return {
         "python": platform.python_version(),
@@ -45,6 +46,8 @@ def describe() -> dict[str, str | int | float]:
         "processor": _processor(),
         "cores": len(usable_cores()),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": " / ".join(dict.fromkeys(gpus)),
+        "gpus": len(gpus),
         "git": _git_state(),
     }
 
@@ -75,15 +78,22 @@ def _git_state() -> str:
     return ""
 
 
-def _num_gpus() -> int:
-    """Ask the driver, not torch: importing torch here would cost the command line a second."""
+def gpu_names() -> list[str]:
+    """Return the GPUs' names; ask the driver, not torch: importing torch here would cost the command line a second."""
     if "+cpu" in _version_of("torch"):
-        return 0
+        return []
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return 0
+        return []
     count = ctypes.c_int(0)
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
+        return []
+    return [_gpu_name(driver, number) for number in range(count.value)]
+
+
+def _gpu_name(driver: ctypes.CDLL, number: int) -> str:
+    device, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
+    if driver.cuDeviceGet(ctypes.byref(device), number) != 0 or driver.cuDeviceGetName(name, len(name), device) != 0:
+        return "a GPU without a name"
+    return name.value.decode(errors="replace")
