@@ -90,25 +90,29 @@ def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
     display = make_display(plan)
     trackers = make_trackers(first, folder, plan.name, display.note)
     finished: dict[str, RunResult] = {}
+    interrupted = False
 
     def point_done(result: RunResult) -> None:
         finished[result.key] = result
         _track(trackers, result, finished.get(plan.reference_of.get(result.key, "")), plan.swept)
         display.point_done(result)
 
-    print(f"{len(plan.points)} points and {len(plan.references)} references into {folder}", flush=True)
+    twice = ", one of the points twice for the noise floor" if plan.again else ""
+    print(f"{len(plan.points)} points and {len(plan.references)} references into {folder}{twice}", flush=True)
+    observer = Observer(display.point_started, display.progress, point_done, display.again_started, display.again_done)
     try:
         try:
             with display.shown():
-                run_sweep(plan, folder, Observer(display.point_started, display.progress, point_done))
+                run_sweep(plan, folder, observer)
         except KeyboardInterrupt:
+            interrupted = True
             print("interrupted: what was measured so far follows", file=sys.stderr)
         _conclude(folder, trackers)
     finally:
         trackers.finish()
     for label, line in trackers.where():
         print(f"{label:<11}", line)
-    if len(finished) < len(plan.all):
+    if interrupted:
         return 130
     return 0 if all(finished[key].status in COMPARABLE for key in plan.points) else 1
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,7 @@ class RunConfig:
     warmup: int = MISSING
     steps: int = MISSING
     repeats: int = MISSING
+    noise_floor: bool = MISSING
     seed: int = MISSING
     gate: str = MISSING
     results_dir: str = MISSING
@@ -156,8 +157,11 @@ class RunConfig:
 MOST_STEPS = 1_000_000
 """More would run for weeks: a typing error."""
 
-NOT_PART_OF_THE_POINT = ("results_dir", "trackers", "wandb", "repeats")
+NOT_PART_OF_THE_POINT = ("results_dir", "trackers", "wandb", "repeats", "noise_floor")
 """Keys that say where results go or how often to measure, not what is measured."""
+
+RESOLVED_BY_THE_MACHINE = ("device", "threads")
+"""Keys whose `auto` becomes what the machine has, so that the same command line has other keys elsewhere."""
 
 
 def closest(word: str, known: Iterable[str]) -> str:
@@ -189,16 +193,31 @@ def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     return dataclasses.replace(config, device=device, threads=threads)
 
 
-def key_of(config: RunConfig) -> str:
-    """Return the name of a resolved point: a hash of everything that says what is measured."""
+def key_of(config: RunConfig, apart_from: Collection[str] = ()) -> str:
+    """Return the name of a resolved point: a hash of everything that says what is measured.
+
+    `apart_from` names what may differ besides, where points of other machines are looked for.
+    """
     point = dataclasses.asdict(config)
-    for name in NOT_PART_OF_THE_POINT:
+    for name in (*NOT_PART_OF_THE_POINT, *apart_from):
         del point[name]
     if is_file(config.schedule):  # the rows count, not what they are called
         point["schedule"] = hashlib.sha256(Path(config.schedule).read_bytes()).hexdigest()
     if config.profile is not None:
         point["profile"] = hashlib.sha256(Path(config.profile).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def ranks_per_device(config: RunConfig, machine: Machine) -> float:
+    """Return how many ranks share what would be a device each, a GPU or `threads` cores; 1 where none has to.
+
+    Sleeping stages and simulated ones need no device.
+    """
+    if config.model.kind == "synthetic" or config.engine == "simulate":
+        return 1.0
+    if config.device == "cuda":
+        return max(1.0, config.stages / max(1, machine.num_gpus))
+    return max(1.0, config.stages * int(config.threads) / machine.num_cores)
 
 
 def num_stages_of(config: RunConfig) -> list[int]:

@@ -19,16 +19,18 @@ from pipebench.harness.sweep import Plan
 from pipebench.record import RunResult, step_times
 
 _BAR_WIDTH = 24
+_AGAIN = "again, for the noise floor"
 
 
 class Display:
-    """Counts fresh groups of workers (points x repeats, references included) and shows the current one."""
+    """Counts fresh groups of workers (for points, references and the second look) and shows the current one."""
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self._console = console
         self._swept = plan.swept
         self._references = list(plan.references.values())
-        self._total = sum(config.repeats for config in plan.all.values())
+        twice = [] if plan.again is None else [plan.points[plan.again]]
+        self._total = sum(config.repeats for config in (*plan.all.values(), *twice))
         self._started = 0
         self._began = time.monotonic()
         self._current = ""
@@ -45,23 +47,38 @@ class Display:
         self._live = None
 
     def point_started(self, config: RunConfig, round_number: int) -> None:
-        self._started += 1
-        round_text = f", round {round_number + 1} of {config.repeats}" if config.repeats > 1 else ""
-        self._current = self._name(config) + round_text
-        self._draw(Progress("starting"))
+        self._start(self._name(config), config.repeats, round_number)
+
+    def again_started(self, config: RunConfig, round_number: int) -> None:
+        self._start(f"{self._name(config)} {_AGAIN}", config.repeats, round_number)
 
     def progress(self, progress: Progress) -> None:
         self._draw(progress)
 
     def point_done(self, result: RunResult) -> None:
+        line = self._outcome(self._name(result.config), result)
+        if result.status in ("wrong", "error"):
+            line.stylize("red")
+        self._console.print(line, soft_wrap=True)
+
+    def again_done(self, result: RunResult) -> None:
+        """A second look that fails costs no point anything, so it is a warning."""
+        line = self._outcome(f"{self._name(result.config)} {_AGAIN}", result)
+        if result.status in ("wrong", "error"):
+            line.stylize("yellow")
+        self._console.print(line, soft_wrap=True)
+
+    def _start(self, name: str, repeats: int, round_number: int) -> None:
+        self._started += 1
+        self._current = name + (f", round {round_number + 1} of {repeats}" if repeats > 1 else "")
+        self._draw(Progress("starting"))
+
+    def _outcome(self, name: str, result: RunResult) -> Text:
         times = [time for repeat in result.repeats for time in step_times(repeat)]
         step = f"  step {sorted(times)[(len(times) - 1) // 2] * 1e3:.1f} ms" if times else ""
         message = f"  {result.message}" if result.message else ""
         count = f"[{self._started:>{len(str(self._total))}}/{self._total}]"
-        line = Text(f"{count} {self._name(result.config):<34} {result.status}{step}{message}")
-        if result.status in ("wrong", "error"):
-            line.stylize("red")
-        self._console.print(line, soft_wrap=True)
+        return Text(f"{count} {name:<34} {result.status}{step}{message}")
 
     def note(self, text: str) -> None:
         """Print a line of warning."""

@@ -23,8 +23,8 @@ from pipebench.costs import load_profile, stage_costs
 from pipebench.display import make_display
 from pipebench.harness.sweep import Observer, make_folder, plan_sweep, run_sweep
 from pipebench.machine import this_machine
-from pipebench.metrics import Groups, bubble_fraction, paired_ratio
-from pipebench.record import RunResult, step_times, write_json
+from pipebench.metrics import bubble_fraction, paired_ratio
+from pipebench.record import RunResult, step_groups, write_json
 from pipebench.rows import harness_s, row_of, stage_rows
 from pipebench.schedule.action import Op
 from pipebench.schedule.builders import SCHEDULES
@@ -187,7 +187,7 @@ def _measure(
 ) -> list[RunResult]:
     """Run the points as any sweep would, W&B included, and return their results in order."""
     plan = plan_sweep(points, swept, folder.name)
-    plan = dataclasses.replace(plan, references={}, reference_of={})  # no speed-up over one device is asked for
+    plan = dataclasses.replace(plan, references={}, reference_of={}, again=None)  # only what the targets ask for
     display = make_display(plan)
     trackers = make_trackers(points[0], folder, plan.name, display.note)
 
@@ -200,19 +200,16 @@ def _measure(
         display.point_done(result)
 
     folder.mkdir()
+    observer = Observer(point_started, display.progress, point_done, display.again_started, display.again_done)
     with display.shown():
-        results = run_sweep(plan, folder, Observer(point_started, display.progress, point_done))
+        results = run_sweep(plan, folder, observer)
     trackers.finish()
     return [results[key] for key in plan.points]
 
 
 def _ratio(target: str, limit: float, result: RunResult, baseline: RunResult) -> Finding:
-    ratio, low, high = paired_ratio(_groups(result), _groups(baseline))
+    ratio, low, high = paired_ratio(step_groups(result), step_groups(baseline))
     return Finding(target, limit, ratio, (low, high))
-
-
-def _groups(result: RunResult) -> Groups:
-    return [step_times(repeat) for repeat in result.repeats]
 
 
 def _table(findings: Sequence[Finding]) -> str:

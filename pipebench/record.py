@@ -136,6 +136,11 @@ def step_times(repeat: Repeat) -> list[float]:
     return [max(times) for times in zip(*(record.step_s for record in repeat.ranks), strict=True)]
 
 
+def step_groups(result: RunResult) -> list[list[float]]:
+    """Return the timed steps' seconds of each fresh group of workers: the samples of a point."""
+    return [step_times(repeat) for repeat in result.repeats]
+
+
 def transfer_times(result: RunResult) -> list[float]:
     """Return for each stage the one-way seconds of its input from another rank."""
     schedule = result.schedule

@@ -13,7 +13,7 @@ from pipebench.config import RunConfig, TransformerConfig, value_at
 from pipebench.costs import stage_activations
 from pipebench.ledger import PARTS, ledger_of
 from pipebench.metrics import action_costs, bubble_fraction, imbalance, median_interval, stage_times, step_costs
-from pipebench.record import Repeat, RunResult, losses, step_times, traces, transfer_times
+from pipebench.record import Repeat, RunResult, losses, step_groups, step_times, traces, transfer_times
 from pipebench.schedule.action import Op, Schedule, stages_of
 from pipebench.schedule.bounds import PassCosts, bubble_bound
 from pipebench.schedule.memory import peak_activation_bytes
@@ -166,9 +166,8 @@ def _timing(result: RunResult, reference: RunResult | None) -> Row:
     row: Row = dict.fromkeys(names)
     if result.status not in MEASURED:
         return row
-    groups = [step_times(repeat) for repeat in result.repeats]
     row["step_s"] = _median_step_s(result)
-    row["step_ci_low_s"], row["step_ci_high_s"] = median_interval(groups)
+    row["step_ci_low_s"], row["step_ci_high_s"] = median_interval(step_groups(result))
     row["samples_per_s"] = result.config.batch / row["step_s"]
     if isinstance(result.config.model, TransformerConfig):
         row["tokens_per_s"] = row["samples_per_s"] * result.config.model.sequence
@@ -178,7 +177,7 @@ def _timing(result: RunResult, reference: RunResult | None) -> Row:
 
 
 def _median_step_s(result: RunResult) -> float:
-    return median(time for repeat in result.repeats for time in step_times(repeat))
+    return median(time for group in step_groups(result) for time in group)
 
 
 def _bubble(result: RunResult) -> Row:

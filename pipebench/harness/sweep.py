@@ -1,20 +1,21 @@
 """Run the points of a grid one after another, record each, and never let one point's failure cost another.
 
 Order: references (one device) and points of round 1, then round 2 of all, ... so that a slow drift of the
-machine falls on every point alike.
+machine falls on every point alike. Each round ends with one of the points measured a second time: an A/A pair, which
+says how far two measurements of the same thing lie apart here.
 """
 
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pipebench import machine
-from pipebench.config import RunConfig, key_of
+from pipebench.config import RunConfig, key_of, ranks_per_device
 from pipebench.costs import Profile, load_profile
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ScheduleError
@@ -24,23 +25,32 @@ from pipebench.harness.prepare import Prepared, prepare
 from pipebench.harness.simulated import simulate_point
 from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
 from pipebench.render import chrome_trace
-from pipebench.rows import largest_gradient_error, median_step
+from pipebench.rows import COMPARABLE, largest_gradient_error, median_step
 from pipebench.schedule.builders import with_optimizer
 from pipebench.schedule.catalogue import ZB_AUTO
 from pipebench.schedule.simulate import Link
 
 SWEEP_FILE = "sweep.json"
+RESULT_FILE = "result.json"
+AGAIN_FILE = "again.json"
+"""The second measurement of the same point, in the same format."""
+
 GRADIENT_LIMITS = {"fp32": 1e-4, "bf16": 2e-2}
 """Largest relative gradient error that counts as rounding, by precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Whom the sweep tells what happens: a display, trackers. None of them can change a result."""
+    """Whom the sweep tells what happens: a display, trackers. None of them can change a result.
+
+    A point is announced with the number of its round, the one that is measured again apart from the others.
+    """
 
     point_started: Callable[[RunConfig, int], None]
     progress: Callable[[Progress], None]
     point_done: Callable[[RunResult], None]
+    again_started: Callable[[RunConfig, int], None]
+    again_done: Callable[[RunResult], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +68,15 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep will run: distinct points in the order asked for, and the reference each is compared with."""
+    """What a sweep will run: distinct points in the order asked for, and the reference each is compared with.
+
+    `again` is the key of the point that is measured twice, None for none.
+    """
 
     points: dict[str, RunConfig]
     references: dict[str, RunConfig]
     reference_of: dict[str, str]
+    again: str | None
     swept: tuple[str, ...]
     name: str
 
@@ -82,7 +96,18 @@ def plan_sweep(points: Sequence[RunConfig], swept: Sequence[str], name: str) -> 
     references = {key: _reference(point) for key, point in distinct.items()}
     reference_of = {key: key_of(reference) for key, reference in references.items()}
     missing = {key_of(r): r for r in references.values() if key_of(r) not in distinct}
-    return Plan(distinct, missing, reference_of, tuple(swept), name)
+    return Plan(distinct, missing, reference_of, _measured_twice(distinct), tuple(swept), name)
+
+
+def _measured_twice(points: Mapping[str, RunConfig]) -> str | None:
+    """Return the key of the first point that runs on devices of its own, else of the first that runs.
+
+    A single point is measured once, as is a sweep in which nothing runs.
+    """
+    running = {key: config for key, config in points.items() if config.engine != "simulate"}
+    if len(running) < 2 or not all(config.noise_floor for config in running.values()):
+        return None
+    return next((key for key, config in running.items() if not _is_oversubscribed(config)), next(iter(running)))
 
 
 def make_folder(results_dir: Path, name: str) -> Path:
@@ -102,6 +127,7 @@ def make_folder(results_dir: Path, name: str) -> Path:
 def run_sweep(plan: Plan, folder: Path, observer: Observer) -> dict[str, RunResult]:
     """Run everything in `plan`, write each result as soon as it is known, and return all results by key."""
     results: dict[str, RunResult] = {}
+    again: RunResult | None = None
     known = Known({}, {}, {})
     environment = machine.describe()
     _write_state(folder, plan, results)
@@ -116,6 +142,13 @@ def run_sweep(plan: Plan, folder: Path, observer: Observer) -> dict[str, RunResu
             _write_state(folder, plan, results)
             if round_number == config.repeats - 1:
                 observer.point_done(result)
+        if plan.again is not None and results[plan.again].status in COMPARABLE:
+            again = again or _unmeasured(plan.again, plan.points[plan.again], environment)
+            observer.again_started(again.config, round_number)
+            again = _run_once(again, known, observer)
+            write_result(point_folder(folder, plan.again) / AGAIN_FILE, again)
+    if again is not None:
+        observer.again_done(again)
     return results
 
 
@@ -154,13 +187,8 @@ def _unmeasured(key: str, config: RunConfig, environment: dict[str, Any]) -> Run
 
 
 def _is_oversubscribed(config: RunConfig) -> bool:
-    """Tell whether ranks share what would be a device each: GPUs, or cores. Sleeping stages need neither."""
-    if config.model.kind == "synthetic" or config.engine == "simulate":
-        return False
-    here = machine.this_machine()
-    if config.device == "cuda":
-        return config.stages > here.num_gpus
-    return bool(config.stages * config.threads > here.num_cores)
+    """Tell whether ranks share what would be a device each."""
+    return ranks_per_device(config, machine.this_machine()) > 1
 
 
 def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
@@ -248,7 +276,7 @@ def _judge(config: RunConfig, repeats: Sequence[Repeat]) -> tuple[str, str]:
 
 
 def _write_point(folder: Path, result: RunResult) -> None:
-    write_result(point_folder(folder, result.key) / "result.json", result)
+    write_result(point_folder(folder, result.key) / RESULT_FILE, result)
     trace = median_step(result)
     if trace is not None:
         write_json(point_folder(folder, result.key) / "trace.json", chrome_trace(trace))
@@ -262,6 +290,7 @@ def _write_state(folder: Path, plan: Plan, results: dict[str, RunResult]) -> Non
         "points": [_state_of(key, plan.points[key], results) for key in plan.points],
         "references": [_state_of(key, plan.references[key], results) for key in plan.references],
         "reference_of": plan.reference_of,
+        "noise_floor": plan.again,
     }
     write_json(folder / SWEEP_FILE, state)
 

@@ -10,6 +10,7 @@ from pipebench.record import RunResult, losses
 from pipebench.report.advice import best_change
 from pipebench.report.advice import in_words as advice_in_words
 from pipebench.report.cells import bubble, digits
+from pipebench.report.noise import in_words as noise_in_words
 from pipebench.report.sweep import Sweep, one_line_errors, rows_of, stages_of
 from pipebench.report.table import Table
 from pipebench.report.tables import (
@@ -60,7 +61,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """`grids` holds tables K by M under what their points share; `comparisons` schedules side by side."""
+    """`grids` holds tables K by M under what their points share; `comparisons` schedules side by side.
+
+    `noise` says which differences between points mean nothing.
+    """
 
     name: str
     counts: str
@@ -70,6 +74,7 @@ class Content:
     comparisons: list[Table]
     grids: dict[str, list[Table]]
     ledger: Table | None
+    noise: str
     references: Table | None
     setting: Table
 
@@ -107,6 +112,7 @@ def content_of(sweep: Sweep) -> Content:
         comparisons=comparisons(rows),
         grids=grids(rows),
         ledger=ledger_table(rows),
+        noise=noise_in_words(sweep, rows),
         references=references_table(sweep),
         setting=setting_table(sweep),
     )

@@ -24,6 +24,7 @@ def page(content: Content, pictures: Sequence[Picture]) -> str:
         *_notes(content.notes),
         *_grids(content),
         *_ledger(content),
+        f"**Noise floor.** {escape(content.noise)}",
         "**Marks.** " + "; ".join(f"`{mark}` {escape(meaning)}" for mark, meaning in LEGEND.items()) + ".",
         "## How to read the bubble",
         BUBBLE_TEXT,

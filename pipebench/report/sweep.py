@@ -6,14 +6,14 @@ path, and whatever cannot be read or computed is a ResultError, one line, never 
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipebench.config import RunConfig, known_keys
 from pipebench.errors import ConfigError, ResultError, ScheduleError
-from pipebench.harness.sweep import SWEEP_FILE, point_folder
+from pipebench.harness.sweep import AGAIN_FILE, RESULT_FILE, SWEEP_FILE, point_folder
 from pipebench.record import RunResult, config_from, read_json, read_result
 from pipebench.rows import MEASURED, Row, StageRow, row_of, stage_rows
 
@@ -26,7 +26,8 @@ class Sweep:
     """What was asked for and what came of it. `points` has every point in grid order, as configured.
 
     `references` are the one-device runs that are not points themselves; `reference_of` leads from a point's key
-    to its reference's, which may be a point. `pending` points have no result yet.
+    to its reference's, which may be a point. `pending` points have no result yet. `again` is the second measurement
+    of the point whose key it has, None where none was made.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Sweep:
     references: dict[str, RunResult]
     reference_of: dict[str, str]
     pending: dict[str, RunConfig]
+    again: RunResult | None
 
     def reference(self, key: str) -> RunResult | None:
         """Return the one-device run that the point is compared with, when it has been run."""
@@ -53,17 +55,21 @@ def read_sweep(folder: Path) -> Sweep:
         swept = tuple(_swept_key(name) for name in state["swept"])
         name = str(state["name"])
         reference_of = {_key(point): _key(reference) for point, reference in state["reference_of"].items()}
+        twice = state.get("noise_floor")  # null, or not there: sweeps were made before there was one
+        if twice is not None and _key(twice) not in points:
+            raise ValueError(f"noise_floor {twice!r}: expected one of the points")
         for config in points.values():
             _check_counts(config)
-    results = {key: _read_point(folder, key) for key in points if _result_file(folder, key).exists()}
+    results = _read_all(folder, points, RESULT_FILE)
     return Sweep(
         name=name,
         swept=swept,
         points=points,
         results=results,
-        references={key: _read_point(folder, key) for key in references if _result_file(folder, key).exists()},
+        references=_read_all(folder, references, RESULT_FILE),
         reference_of=reference_of,
         pending={key: config for key, config in points.items() if key not in results},
+        again=None if twice is None else _read_all(folder, [twice], AGAIN_FILE).get(twice),
     )
 
 
@@ -115,12 +121,13 @@ def _pending(key: str, config: RunConfig) -> RunResult:
     )
 
 
-def _result_file(folder: Path, key: str) -> Path:
-    return point_folder(folder, key) / "result.json"
+def _read_all(folder: Path, keys: Iterable[str], name: str) -> dict[str, RunResult]:
+    """Return by key what there is in the points' files of this name."""
+    paths = {key: point_folder(folder, key) / name for key in keys}
+    return {key: _read_point(path, key) for key, path in paths.items() if path.exists()}
 
 
-def _read_point(folder: Path, key: str) -> RunResult:
-    path = _result_file(folder, key)
+def _read_point(path: Path, key: str) -> RunResult:
     with one_line_errors(path):
         result = read_result(path)
         _check_counts(result.config)

@@ -2,13 +2,18 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from pipebench.cli import main
 from pipebench.compose import compose_grid
-from pipebench.config import resolve
+from pipebench.config import key_of, resolve
+from pipebench.errors import PointError
 from pipebench.harness import sweep as harness
+from pipebench.harness.jobs import MEASURE_RANK, RankJob
+from pipebench.harness.launch import run_group
 from pipebench.harness.sweep import Observer, plan_sweep, run_sweep
 from pipebench.machine import Machine
 from pipebench.record import RunResult
@@ -29,7 +34,7 @@ def run_with(worker: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict
     assert grid is not None
     plan = plan_sweep([resolve(point, Machine(2, 0)) for point in grid.points], grid.swept, "faults")
     folder.mkdir()
-    results = run_sweep(plan, folder, Observer(lambda *_: None, lambda _: None, lambda _: None))
+    results = run_sweep(plan, folder, Observer(*[lambda *_: None] * 5))
     assert [row["status"] for row in rows_of(read_sweep(folder))] == [results[key].status for key in plan.points]
     return {config.micro: results[key] for key, config in plan.points.items()}
 
@@ -61,3 +66,26 @@ def test_a_dying_rank_ends_its_point_at_once_and_leaves_nothing(
         assert "exit code 7" in result.message
     workers = [process for process in psutil.Process().children(recursive=True) if process.status() != "zombie"]
     assert len([process for process in workers if "forkserver" in " ".join(process.cmdline())]) <= 1
+
+
+def test_a_second_look_that_fails_is_one_warning_and_costs_no_point(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = set()
+
+    def run_once(function: str, jobs: list[RankJob], *rest: Any) -> Any:
+        """Fail where a point is measured that was measured before."""
+        key = key_of(jobs[0].config)
+        if function == MEASURE_RANK and key in measured:
+            raise PointError("gone the second time")
+        measured.update([key] if function == MEASURE_RANK else [])
+        return run_group(function, jobs, *rest)
+
+    monkeypatch.setattr(harness, "run_group", run_once)
+    assert main([*ARGUMENTS, f"results_dir={tmp_path}", "wandb.mode=disabled"]) == 0
+    told = capsys.readouterr()
+    [line] = [line for line in told.out.splitlines() if "gone the second time" in line]
+    assert line == "[4/4] stages=2 micro=1 again, for the noise floor error  gone the second time"
+    [folder] = tmp_path.iterdir()
+    assert [row["status"] for row in rows_of(read_sweep(folder))] == ["ok", "ok"]
+    assert "K=2, M=1 measured twice, error: gone the second time." in (folder / "report.md").read_text()

@@ -100,6 +100,24 @@ def test_losses_do_not_depend_on_schedule_or_recompute(
         assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
 
 
+def test_one_point_is_measured_a_second_time_for_the_noise_floor(
+    sweep: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    """Apart from the point's own result, in as many groups of processes, and counted in what is shown."""
+    results, done = sweep
+    state = json.loads((results / "sweep.json").read_text())
+    assert [path.parent.name for path in results.rglob("again.json")] == [state["noise_floor"]]
+    assert state["noise_floor"] == state["points"][0]["key"]
+    point = results / "runs" / state["noise_floor"]
+    first, again = (json.loads((point / name).read_text()) for name in ("result.json", "again.json"))
+    assert (again["key"], again["config"], again["status"]) == (first["key"], first["config"], "ok")
+    steps = [[rank["step_s"] for repeat in each["repeats"] for rank in repeat["ranks"]] for each in (first, again)]
+    assert [len(each) for each in steps] == [4, 4]
+    assert steps[0] != steps[1]
+    assert "[16/16] stages=2 micro=4 schedule=gpipe recompute=never again, for the noise floor ok" in done.stdout
+    assert "K=2, M=4, schedule=gpipe, recompute=never measured twice: ratio " in (results / "report.md").read_text()
+
+
 def test_recompute_saves_memory(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     peaks = {
         row["recompute"]: float(row["peak_memory_bytes"]) for row in rows_of(sweep[0]) if row["schedule"] == "gpipe"
@@ -154,11 +172,12 @@ def test_every_experiment_runs_with_two_steps(name: str, tmp_path: Path) -> None
     overrides = smaller.get(name, SMALL)
     done = run(
         "-m", f"experiment={name}", "stages=2", "micro=2,4", "steps=2", "warmup=1", "repeats=1", *overrides,
-        "wandb.mode=disabled",
+        "wandb.mode=disabled", "noise_floor=false",
         folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     [results] = (tmp_path / "results").iterdir()
+    assert not list(results.rglob("again.json"))
     assert results.name.endswith(f"-{name}")
     assert {row["status"] for row in rows_of(results)} == {"ok"}
 
@@ -203,7 +222,7 @@ def test_sleeping_stages_come_close_to_the_bound(tmp_path: Path) -> None:
 def test_the_torch_engine_is_measured_and_checked_the_same_way(tmp_path: Path) -> None:
     done = run(
         "-m", "engine=torch,pipebench", "schedule=gpipe,1f1b", "stages=2", "micro=2", *SMALL, *QUICK,
-        "wandb.mode=disabled", folder=tmp_path,
+        "wandb.mode=disabled", "noise_floor=false", folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     [results] = (tmp_path / "results").iterdir()
@@ -254,7 +273,7 @@ def schedules(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subproces
     names = ",".join([*SCHEDULES, ZB_AUTO, "mine.csv"])
     done = run(
         "-m", f"schedule={names}", "stages=2", "micro=4", *SMALL, "steps=2", "warmup=1", "wandb.mode=disabled",
-        folder=folder,
+        "noise_floor=false", folder=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     [results] = (folder / "results").iterdir()

@@ -14,7 +14,7 @@ import pytest
 
 from pipebench.cli import defined_points
 from pipebench.compose import compose_grid
-from pipebench.config import RunConfig, key_of, resolve, value_at
+from pipebench.config import RESOLVED_BY_THE_MACHINE, RunConfig, key_of, ranks_per_device, resolve, value_at
 from pipebench.errors import ConfigError, ScheduleError
 from pipebench.machine import Machine
 from pipebench.schedule.builders import SCHEDULES
@@ -399,10 +399,43 @@ def test_a_schedule_file_decides_how_many_stages_a_rank_has(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "same", [{"repeats": 3}, {"results_dir": "elsewhere"}, {"trackers": []}, {"wandb__mode": "disabled"}]
+    "same",
+    [
+        {"repeats": 3},
+        {"noise_floor": False},
+        {"results_dir": "elsewhere"},
+        {"trackers": []},
+        {"wandb__mode": "disabled"},
+    ],
 )
 def test_where_results_go_and_how_often_it_is_measured_are_not_in_the_key(same: dict[str, Any]) -> None:
     assert key_of(changed(point(), **same)) == key_of(point())
+
+
+def test_the_key_may_leave_out_what_the_machine_resolved() -> None:
+    elsewhere = changed(point(), threads=7, device="cuda")
+    assert key_of(elsewhere, RESOLVED_BY_THE_MACHINE) == key_of(point(), RESOLVED_BY_THE_MACHINE) != key_of(point())
+    assert key_of(elsewhere, ["device"]) != key_of(point(), ["device"])
+
+
+@pytest.mark.parametrize(
+    ("values", "machine", "ranks"),
+    [
+        ({"stages": 2, "threads": 1}, TWO_CORES, 1.0),
+        ({"stages": 4, "threads": 1}, TWO_CORES, 2.0),
+        ({"stages": 2, "threads": 3}, TWO_CORES, 3.0),
+        ({"stages": 1, "threads": 1}, TWO_CORES, 1.0),
+        ({"stages": 4, "threads": 4, "device": "cuda"}, TWO_GPUS, 2.0),
+        ({"stages": 2, "threads": 4, "device": "cuda"}, TWO_GPUS, 1.0),
+        ({"stages": 8, "threads": 1, "engine": "simulate"}, TWO_CORES, 1.0),
+    ],
+)
+def test_ranks_share_a_device_where_there_are_too_few(values: dict[str, Any], machine: Machine, ranks: float) -> None:
+    assert ranks_per_device(changed(point(), **values), machine) == ranks
+
+
+def test_sleeping_stages_need_no_device() -> None:
+    assert ranks_per_device(changed(point("model=synthetic"), stages=8), TWO_CORES) == 1.0
 
 
 def test_a_value_is_found_at_its_dotted_key_and_a_group_by_its_name() -> None:

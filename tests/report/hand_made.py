@@ -14,6 +14,9 @@ MIB = 2**20
 
 OK, WRONG, ERROR, PENDING, REFERENCE = (letter * 12 for letter in "abcde")
 
+ENVIRONMENT = {"processor": "Test <CPU>", "cores": 2, "memory_bytes": 4 * 2**30, "gpu": "", "gpus": 0, "torch": "2.9"}
+ENVIRONMENT |= {"system": "Linux 6.1", "git": "abc"}
+
 ROWS = [["0F0", "0F1", "0B1", "0B0", "0O"], ["1F0", "1F1", "1B1", "1B0", "1O"]]
 
 # One step of K=2, M=2 in seconds: forward 1, backward 2, the optimizer takes no time, transfers are free.
@@ -49,6 +52,7 @@ def config(**changes: Any) -> RunConfig:
         warmup=1,
         steps=1,
         repeats=1,
+        noise_floor=True,
         seed=0,
         gate="on",
         results_dir="results",
@@ -84,7 +88,7 @@ def result(key: str, point: RunConfig, **changes: Any) -> RunResult:
         status="ok",
         message="",
         oversubscribed=False,
-        environment={"processor": "Test <CPU>", "cores": 2, "memory_bytes": 4 * 2**30, "torch": "2.9", "git": "abc"},
+        environment=ENVIRONMENT,
         layers_per_stage=[1, 1],
         rows=ROWS,
         profile=None,
@@ -101,7 +105,25 @@ def one_device(key: str) -> RunResult:
     return result(key, point, rows=[["0F0", "0B0", "0O"]], layers_per_stage=[2], repeats=[repeat])
 
 
-def write_sweep(folder: Path, points: dict[str, RunConfig], results: list[RunResult], swept: list[str]) -> None:
+def timed(key: str, point: RunConfig, groups: list[list[float]], **changes: Any) -> RunResult:
+    """Return a two-stage result whose steps took these seconds, a list for each fresh group of workers."""
+
+    def record(rank: int, times: list[float]) -> RankRecord:
+        one = rank_record(rank, SPANS[rank], step_s=9.0)
+        return dataclasses.replace(one, step_s=times, spans=one.spans * len(times))
+
+    repeats = [Repeat([record(rank, times) for rank in range(2)], wall_s=20.0) for times in groups]
+    return result(key, point, repeats=repeats, **changes)
+
+
+def write_sweep(
+    folder: Path,
+    points: dict[str, RunConfig],
+    results: list[RunResult],
+    swept: list[str],
+    again: RunResult | None = None,
+) -> None:
+    """Write the files that a sweep leaves; `again` is the second measurement of one of its points."""
     for each in results:
         write_result(folder / "runs" / each.key / "result.json", each)
     states = [
@@ -116,6 +138,9 @@ def write_sweep(folder: Path, points: dict[str, RunConfig], results: list[RunRes
         "references": [reference],
         "reference_of": dict.fromkeys(points, REFERENCE),
     }
+    if again is not None:
+        write_result(folder / "runs" / again.key / "again.json", again)
+        state["noise_floor"] = again.key
     write_json(folder / "sweep.json", state)
 
 

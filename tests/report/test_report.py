@@ -1,6 +1,7 @@
 """A report is made from files alone: numbers checked by hand, failures visible, nothing in a folder trusted."""
 
 import csv
+import html
 import json
 import re
 import subprocess
@@ -20,6 +21,7 @@ from hand_made import (
     result,
     schedule_rows,
     table_rows,
+    timed,
     write_sweep,
 )
 from rich.console import Console
@@ -118,6 +120,37 @@ def test_the_page_says_what_ran_where_and_compared_with_what(reported: Path) -> 
     assert page.count("<details>") == page.count("</details>") == 2  # the two measured points
     assert re.search(r"\| 0 +\| +0 \| +1 \| +1000 \| +2000 \|", page)
     assert "K=2, M=2: measured 0.333, replayed 0.333, bound 0.333.](bubble.png)" in page
+
+
+def noise_line(folder: Path) -> str:
+    write_report(folder)
+    [line] = [line for line in (folder / "report.md").read_text().splitlines() if line.startswith("**Noise floor.**")]
+    return html.unescape(line.removeprefix("**Noise floor.** "))
+
+
+def test_the_page_says_how_far_two_measurements_of_one_point_lie_apart(tmp_path: Path) -> None:
+    points = {OK: config(), PENDING: config(micro=4)}
+    write_sweep(tmp_path, points, [timed(OK, points[OK], [[1.0] * 3])], ["micro"], timed(OK, points[OK], [[1.03] * 3]))
+    line = "K=2, M=2 measured twice: ratio 1.030 (95 %: 1.030 to 1.030); differences below 3.0 % mean nothing here."
+    assert noise_line(tmp_path) == line
+    assert line in (tmp_path / "report.html").read_text()
+
+
+def test_the_page_says_so_when_no_noise_floor_was_measured(reported: Path, tmp_path: Path) -> None:
+    assert "**Noise floor.** Not measured." in (reported / "report.md").read_text()
+    point = config()
+    failed = result(OK, point, status="error", message="rank 1 | gone", repeats=[], rows=[])
+    write_sweep(tmp_path, {OK: point}, [result(OK, point)], ["micro"], failed)
+    assert noise_line(tmp_path) == "Not known: K=2, M=2 measured twice, error: rank 1 | gone."
+    write_sweep(tmp_path, {OK: point}, [failed], ["micro"], result(OK, point))
+    assert noise_line(tmp_path) == "Not known: K=2, M=2 measured twice, error: rank 1 | gone."
+
+
+def test_a_second_measurement_is_no_row(tmp_path: Path) -> None:
+    point = config()
+    write_sweep(tmp_path, {OK: point}, [result(OK, point)], ["micro"], result(OK, point))
+    write_report(tmp_path)
+    assert [row["key"] for row in csv_rows(tmp_path)] == [OK]
 
 
 def test_marks_stand_in_every_table() -> None:
