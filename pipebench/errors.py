@@ -5,6 +5,7 @@
     ├── ScheduleError    a schedule's rows are incomplete, doubled or cannot proceed
     │   └── LimitError   ... or no order keeps the memory limit
     ├── ResultError      a result folder cannot be read
+    ├── CompareError     two sweeps that must not be compared, or have nothing in common
     └── PointError       a point failed while it ran
         └── StageError   ... inside one action of one rank
 
@@ -38,6 +39,10 @@ class LimitError(ScheduleError):
 
 class ResultError(PipebenchError):
     """A file, and why it is not a result."""
+
+
+class CompareError(PipebenchError):
+    """What A has, what B has, and which flag permits it."""
 
 
 class PointError(PipebenchError):

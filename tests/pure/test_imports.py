@@ -19,7 +19,7 @@ LAYERS = [
     ["peers"],
     ["harness"],
     ["display", "report", "tracking"],
-    ["perf", "cli", "push", "dashboard"],
+    ["perf", "compare", "cli", "push", "dashboard"],
     ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -35,7 +35,7 @@ ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
 WITHOUT_TORCH = ["errors", "seeds", "machine", "schedule", "trace", "config", "compose", "record", "metrics", "costs",
-                 "ledger", "rows", "grid", "render", "display", "report", "tracking", "perf", "cli", "push",
+                 "ledger", "rows", "grid", "render", "display", "report", "tracking", "perf", "compare", "cli", "push",
                  "dashboard", "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
