@@ -1,5 +1,6 @@
 """Pictures: which there are, that what is drawn is what was measured, and that one needs no eyes and no colours."""
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from hand_made import ERROR, OK, PICTURES, WRONG, config, csv_rows, result, schedule_rows, table_rows, write_sweep
 
+from pipebench.errors import ResultError
 from pipebench.ledger import PARTS
 from pipebench.report.content import Content, content_of
 from pipebench.report.figures import Picture, pictures_of, rendered, themed_svg
@@ -249,6 +251,12 @@ def test_losses_say_how_far_apart_they_end(trained: Content) -> None:
     [alternative] = [picture.alternative for picture in pictures_of(trained) if picture.name == "loss"]
     assert "seed=0; 2 points, 2 at step 1, 1 to 1.25 at step 2; largest difference at step 2: 2.5e-01." in alternative
     assert "seed=1; one point, 2 at step 1, 1 at step 2." in alternative
+
+
+def test_losses_that_are_no_numbers_are_a_result_error(trained: Content) -> None:
+    broken = dataclasses.replace(trained.points[0], losses=["x"])
+    with pytest.raises(ResultError, match="not a complete result"):
+        pictures_of(dataclasses.replace(trained, points=(broken,)))
 
 
 def test_a_value_is_drawn_as_text_not_as_a_formula() -> None:

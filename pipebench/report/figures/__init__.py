@@ -8,6 +8,7 @@ from pipebench.report.figures.lines import bubble_picture, throughput_picture
 from pipebench.report.figures.loss import loss_picture
 from pipebench.report.figures.memory import memory_picture
 from pipebench.report.figures.rendering import rendered, themed_svg
+from pipebench.report.sweep import one_line_errors
 
 __all__ = ["Picture", "pictures_of", "rendered", "themed_svg"]
 
@@ -15,6 +16,7 @@ _OF_ROWS = (schedules_picture, bubble_picture, throughput_picture, ledger_pictur
 
 
 def pictures_of(content: Content) -> list[Picture]:
-    """Return every picture for which something was measured."""
-    drawn = [picture(content.rows) for picture in _OF_ROWS]
-    return [picture for picture in (*drawn, loss_picture(content.points)) if picture is not None]
+    """Return every picture for which something was measured; raise ResultError for what cannot be drawn."""
+    with one_line_errors(content.name):
+        drawn = [picture(content.rows) for picture in _OF_ROWS]
+        return [picture for picture in (*drawn, loss_picture(content.points)) if picture is not None]

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TITLE = "Training loss"
-_THINNEST, _WIDER = 1.4, 2.2
-"""Widths of the line on top, and how much wider each one below it is, in points."""
+_THINNEST, _WIDER, _MOST_WIDER = 1.4, 2.2, 8.0
+"""Width of the line on top, how much wider each one below it is, and how much the lowest of many, in points."""
 
 
 def loss_picture(points: Sequence[Point]) -> Picture | None:
@@ -79,7 +79,7 @@ def _curves(axes: "Axes", points: Sequence[Point], told_apart: str, counts: Sequ
     for point in sorted(points, key=lambda point: int(point.row[told_apart])):
         number = counts.index(point.row[told_apart])
         colour, marker = look_of(number)
-        width = _THINNEST + (len(counts) - 1 - number) * _WIDER
+        width = _THINNEST + (len(counts) - 1 - number) * min(_WIDER, _MOST_WIDER / len(counts))
         steps = range(1, len(point.losses) + 1)
         axes.plot(steps, point.losses, color=colour, linewidth=width, marker=marker, markevery=[-1], markersize=5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
