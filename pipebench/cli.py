@@ -124,16 +124,16 @@ def _track(trackers: Trackers, result: RunResult, reference: RunResult | None, s
 
 def _conclude(folder: Path, trackers: Trackers) -> None:
     """Write the report, say where it is, and hand it on; imported late, since pandas and seaborn take a second."""
-    from pipebench.report.sweep import read_sweep, rows_of
+    from pipebench.report.sweep import read_sweep
     from pipebench.report.terminal import print_table
     from pipebench.report.write import write_report
 
-    written = write_report(folder)
-    table = rows_of(read_sweep(folder))
+    sweep = read_sweep(folder)
+    written = write_report(sweep)
     print()
-    print_table(table)
+    print_table(sweep.rows)
     print()
     print("files      ", ", ".join(str(path) for path in written))
     print("            one result.json and trace.json (open in ui.perfetto.dev) a point under", folder / "runs")
     print("report      python -m pipebench.report", shlex.quote(str(folder)), flush=True)
-    trackers.log_sweep(table, [path for path in written if path.suffix == ".png"])
+    trackers.log_sweep(sweep.rows, [path for path in written if path.suffix == ".png"])

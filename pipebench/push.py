@@ -13,7 +13,7 @@ from pathlib import Path
 from pipebench.config import RunConfig, WandbConfig
 from pipebench.errors import ResultError
 from pipebench.record import RunResult
-from pipebench.report.sweep import Sweep, read_sweep, reference_rows, rows_of, stages_of
+from pipebench.report.sweep import Sweep, read_sweep
 from pipebench.report.write import write_report
 from pipebench.rows import Row, StageRow
 from pipebench.tracking import make_trackers
@@ -25,9 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder: Path = arguments.folder
     try:
         sweep = read_sweep(folder)
-        table = rows_of(sweep)
-        points = _points(folder, sweep, table)
-        pictures = _pictures(folder)
+        points = _points(sweep)
+        pictures = _pictures(sweep)
     except ResultError as error:
         print(f"ResultError: {error}", file=sys.stderr)
         return 2
@@ -36,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for result, row, stages in points:
             trackers.log_point(result, row, stages)
-        trackers.log_sweep(table, pictures)
+        trackers.log_sweep(sweep.rows, pictures)
     finally:
         trackers.finish()
     for line in told:
@@ -60,19 +59,19 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _points(folder: Path, sweep: Sweep, table: Sequence[Row]) -> list[tuple[RunResult, Row, list[StageRow]]]:
+def _points(sweep: Sweep) -> list[tuple[RunResult, Row, list[StageRow]]]:
     """Return what a tracker is told of each point that has a result, one-device references first."""
     known = {**sweep.references, **sweep.results}
-    references = [row for row in reference_rows(sweep) if row["key"] in sweep.references]
-    found = [(known[row["key"]], row) for row in (*references, *table) if row["key"] in known]
+    references = [row for row in sweep.reference_rows if row["key"] in sweep.references]
+    found = [(known[row["key"]], row) for row in (*references, *sweep.rows) if row["key"] in known]
     if not found:
-        raise ResultError(f"{folder}: no point has a result yet: expected at least one")
-    return [(result, row, stages_of(result)) for result, row in found]
+        raise ResultError(f"{sweep.folder}: no point has a result yet: expected at least one")
+    return [(result, row, sweep.stages.get(result.key, [])) for result, row in found]
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _pictures(sweep: Sweep) -> list[Path]:
     """Draw the report's pictures, so that they are those of the files."""
-    return [path for path in write_report(folder, ["png"]) if path.suffix == ".png"]
+    return [path for path in write_report(sweep, ["png"]) if path.suffix == ".png"]
 
 
 def _with_wandb(sweep: Sweep, arguments: argparse.Namespace) -> RunConfig:

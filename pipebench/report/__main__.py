@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipebench.config import closest
 from pipebench.errors import ConfigError, ResultError
+from pipebench.report.sweep import read_sweep
 from pipebench.report.write import FORMATS, USUAL, write_report
 
 
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     try:
-        written = write_report(options.folder, _formats(options.format))
+        written = write_report(read_sweep(options.folder), _formats(options.format))
     except (ConfigError, ResultError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

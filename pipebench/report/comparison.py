@@ -13,7 +13,7 @@ from pipebench.machine import Machine
 from pipebench.metrics import Ratio, ratio_of_medians
 from pipebench.record import RunResult, step_groups
 from pipebench.report.noise import in_words, noise_of
-from pipebench.report.sweep import Sweep, one_line_errors, rows_of
+from pipebench.report.sweep import Sweep, one_line_errors
 from pipebench.report.tables import point_name
 from pipebench.rows import COMPARABLE, Row
 from pipebench.schedule.catalogue import is_file
@@ -103,7 +103,7 @@ def compare(a: Sweep, b: Sweep, permitted: Collection[str]) -> Comparison:
 
 
 def _rows_by_key(sweep: Sweep) -> dict[str, Row]:
-    return {row["key"]: row for row in rows_of(sweep)}
+    return {row["key"]: row for row in sweep.rows}
 
 
 def _name(key: str, rows: Mapping[str, Row]) -> str:

@@ -11,7 +11,7 @@ from pipebench.report.advice import best_change
 from pipebench.report.advice import in_words as advice_in_words
 from pipebench.report.cells import bubble, digits
 from pipebench.report.noise import in_words as noise_in_words
-from pipebench.report.sweep import Sweep, one_line_errors, rows_of, stages_of
+from pipebench.report.sweep import Sweep, one_line_errors
 from pipebench.report.table import Table
 from pipebench.report.tables import (
     comparisons,
@@ -102,7 +102,7 @@ class Content:
 
 
 def content_of(sweep: Sweep) -> Content:
-    rows = rows_of(sweep)
+    rows = sweep.rows
     return Content(
         name=sweep.name,
         counts=_counts(rows),
@@ -126,7 +126,7 @@ def _counts(rows: Sequence[Row]) -> str:
 
 def _point(sweep: Sweep, row: Row, rows: Sequence[Row]) -> Point:
     result, name = sweep.results.get(row["key"]), point_name(row, rows)
-    stages = stages_of(result) if result else []
+    stages = sweep.stages.get(row["key"])
     told = row["status"] in COMPARABLE and row["ledger_compute_s"] is not None
     return Point(
         row,

@@ -1,12 +1,13 @@
 """Read a sweep's folder: sweep.json says what was asked for, runs/<key>/result.json what came of it.
 
 A folder may come from anyone, so nothing in it is trusted: a key must look like one before it becomes part of a
-path, and whatever cannot be read or computed is a ResultError, one line, never a traceback.
+path. A sweep.json that cannot be read is a ResultError, one line, never a traceback; a point's result that cannot be
+read, or makes no sense, is a row with the status `unreadable`, and the other points' rows stay.
 """
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pipebench.rows import MEASURED, Row, StageRow, row_of, stage_rows
 
 _KEY = re.compile(r"[0-9a-f]{12}")
 _STATUSES = (*MEASURED, "error")
+_UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,12 @@ class Sweep:
 
     `references` are the one-device runs that are not points themselves; `reference_of` leads from a point's key
     to its reference's, which may be a point. `pending` points have no result yet. `again` is the second measurement
-    of the point whose key it has, None where none was made.
+    of the point whose key it has, None where none was made. `rows` has a line for every point in grid order,
+    `reference_rows` one for every one-device run that something is compared with, and `stages` by key the per-stage
+    table of whatever was measured.
     """
 
+    folder: Path
     name: str
     swept: tuple[str, ...]
     points: dict[str, RunConfig]
@@ -38,106 +43,106 @@ class Sweep:
     reference_of: dict[str, str]
     pending: dict[str, RunConfig]
     again: RunResult | None
-
-    def reference(self, key: str) -> RunResult | None:
-        """Return the one-device run that the point is compared with, when it has been run."""
-        reference = self.reference_of.get(key, "")
-        return self.results.get(reference) or self.references.get(reference)
+    rows: list[Row]
+    reference_rows: list[Row]
+    stages: dict[str, list[StageRow]]
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Read the folder of a sweep, finished or not."""
+    """Read the folder of a sweep, finished or not, and compute its rows.
+
+    Raise ResultError when sweep.json cannot be read; what is wrong with a point alone becomes its status.
+    """
     path = folder / SWEEP_FILE
     state = read_json(path)
     with one_line_errors(path):
         points = {_key(point["key"]): config_from(point["config"]) for point in state["points"]}
-        references = [_key(reference["key"]) for reference in state["references"]]
+        references = {_key(each["key"]): config_from(each["config"]) for each in state["references"]}
         swept = tuple(_swept_key(name) for name in state["swept"])
         name = str(state["name"])
         reference_of = {_key(point): _key(reference) for point, reference in state["reference_of"].items()}
         twice = state.get("noise_floor")  # null, or not there: sweeps were made before there was one
         if twice is not None and _key(twice) not in points:
             raise ValueError(f"noise_floor {twice!r}: expected one of the points")
-        for config in points.values():
+        for config in (*points.values(), *references.values()):
             _check_counts(config)
-    results = _read_all(folder, points, RESULT_FILE)
+    known = _read_all(folder, {**references, **points}, RESULT_FILE)
+    compared_with = [key for key in dict.fromkeys(reference_of.values()) if key in known]
+    read_references = {key: _read_row(known[key], None, swept) for key in compared_with}
+    known |= {key: result for key, (result, _, _) in read_references.items()}
+    read = {
+        key: _read_row(
+            known.get(key) or _without_result(key, config, "pending"), known.get(reference_of.get(key, "")), swept
+        )
+        for key, config in points.items()
+    }
+    known |= {key: result for key, (result, _, _) in read.items() if key in known}
+    again = list(_read_all(folder, {twice: points[twice]}, AGAIN_FILE).values()) if twice else []
     return Sweep(
+        folder=folder,
         name=name,
         swept=swept,
         points=points,
-        results=results,
-        references=_read_all(folder, references, RESULT_FILE),
+        results={key: known[key] for key in points if key in known},
+        references={key: known[key] for key in references if key in known},
         reference_of=reference_of,
-        pending={key: config for key, config in points.items() if key not in results},
-        again=None if twice is None else _read_all(folder, [twice], AGAIN_FILE).get(twice),
+        pending={key: config for key, config in points.items() if key not in known},
+        again=_read_row(again[0], None, swept)[0] if again else None,
+        rows=[row for _, row, _ in read.values()],
+        reference_rows=[row for _, row, _ in read_references.values()],
+        stages={key: stages for key, (_, _, stages) in (read_references | read).items() if stages},
     )
 
 
-def rows_of(sweep: Sweep) -> list[Row]:
-    """Return one row per point in grid order; a pending one has its axes and nothing measured."""
-    return [_row(sweep, key) for key in sweep.points]
+def _read_all(folder: Path, points: dict[str, RunConfig], name: str) -> dict[str, RunResult]:
+    """Return by key what there is in the points' files of this name."""
+    paths = {key: point_folder(folder, key) / name for key in points}
+    return {key: _read_point(folder, path, key, points[key]) for key, path in paths.items() if path.exists()}
 
 
-def reference_rows(sweep: Sweep) -> list[Row]:
-    """Return a row for each one-device run that something is compared with, those in the grid included."""
-    keys = dict.fromkeys(sweep.reference_of[key] for key in sweep.points if key in sweep.reference_of)
-    known = {**sweep.references, **sweep.results}
-    found = [known[key] for key in keys if key in known]
-    table = []
-    for result in found:
-        with one_line_errors(result.key):
-            table.append(row_of(result, None, sweep.swept))
-    return table
+def _read_point(folder: Path, path: Path, key: str, config: RunConfig) -> RunResult:
+    try:
+        with one_line_errors(path):
+            result = read_result(path)
+            _check_counts(result.config)
+            if result.key != key:
+                raise ValueError(f"is the result of {result.key!r}, not of {key}")
+            if result.status not in _STATUSES:
+                raise ValueError(f"status {result.status!r}: expected one of {', '.join(_STATUSES)}")
+            if not isinstance(result.environment, dict):
+                raise TypeError("environment: expected names with values")
+    except ResultError as error:
+        return _without_result(key, config, _UNREADABLE, str(error).removeprefix(f"{folder}/"))
+    return result
 
 
-def stages_of(result: RunResult) -> list[StageRow]:
-    """Return the per-stage table of a point, empty when it was not measured."""
-    if result.status not in MEASURED:
-        return []
-    with one_line_errors(result.key):
-        table = stage_rows(result)
-        if not all(value is None or isinstance(value, int | float) for stage in table for value in astuple(stage)):
-            raise TypeError("expected numbers for every stage")
-    return table
+def _read_row(
+    result: RunResult, reference: RunResult | None, swept: tuple[str, ...]
+) -> tuple[RunResult, Row, list[StageRow]]:
+    """Return the result with its row and per-stage table; one from which they cannot be computed is unreadable too."""
+    try:
+        with one_line_errors(f"{RESULT_FILE} of {result.key}"):
+            stages = stage_rows(result) if result.status in MEASURED else []
+            if not all(value is None or isinstance(value, int | float) for stage in stages for value in astuple(stage)):
+                raise TypeError("expected numbers for every stage")
+            return result, row_of(result, reference, swept), stages
+    except ResultError as error:
+        unreadable = _without_result(result.key, result.config, _UNREADABLE, str(error))
+        return unreadable, row_of(unreadable, None, swept), []
 
 
-def _row(sweep: Sweep, key: str) -> Row:
-    result = sweep.results.get(key) or _pending(key, sweep.points[key])
-    with one_line_errors(key):
-        return row_of(result, sweep.reference(key), sweep.swept)
-
-
-def _pending(key: str, config: RunConfig) -> RunResult:
+def _without_result(key: str, config: RunConfig, status: str, message: str = "") -> RunResult:
     return RunResult(
         key=key,
         config=config,
-        status="pending",
-        message="",
+        status=status,
+        message=message,
         oversubscribed=False,
         environment={},
         layers_per_stage=[],
         rows=[],
         profile=None,
     )
-
-
-def _read_all(folder: Path, keys: Iterable[str], name: str) -> dict[str, RunResult]:
-    """Return by key what there is in the points' files of this name."""
-    paths = {key: point_folder(folder, key) / name for key in keys}
-    return {key: _read_point(path, key) for key, path in paths.items() if path.exists()}
-
-
-def _read_point(path: Path, key: str) -> RunResult:
-    with one_line_errors(path):
-        result = read_result(path)
-        _check_counts(result.config)
-        if result.key != key:
-            raise ResultError(f"{path}: is the result of {result.key!r}, not of {key}")
-        if result.status not in _STATUSES:
-            raise ResultError(f"{path}: status {result.status!r}: expected one of {', '.join(_STATUSES)}")
-        if not isinstance(result.environment, dict):
-            raise ResultError(f"{path}: environment: expected names with values")
-    return result
 
 
 def _check_counts(config: RunConfig) -> None:

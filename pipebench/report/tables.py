@@ -20,7 +20,7 @@ from pipebench.report.cells import (
     with_interval,
 )
 from pipebench.report.schedules import INTERLEAVING, ZERO_BUBBLE, compared
-from pipebench.report.sweep import Sweep, reference_rows
+from pipebench.report.sweep import Sweep
 from pipebench.report.table import Cell, Table, cells
 from pipebench.rows import COMPARABLE, Row, StageRow
 
@@ -225,7 +225,7 @@ def ledger_table(rows: Sequence[Row]) -> Table | None:
 
 def references_table(sweep: Sweep) -> Table | None:
     """Return the one-device runs that speed-ups are measured against, None while there are none."""
-    rows = reference_rows(sweep)
+    rows = sweep.reference_rows
     if not rows:
         return None
     names = varying(rows)

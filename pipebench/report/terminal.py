@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipebench.grid import K, M, varying
-from pipebench.report.cells import LEGEND, NOTHING, bubble, digits, marks, mebibytes, milliseconds
-from pipebench.rows import Row
+from pipebench.report.cells import LEGEND, NOTHING, bubble, digits, marks, mebibytes, with_interval
+from pipebench.rows import COMPARABLE, Row
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +45,7 @@ def terminal_table(rows: Sequence[Row], gap: int = 2) -> "Table":
         table.add_column(header, no_wrap=True, justify="right")
     table.add_column("", no_wrap=True)
     for row in rows:
-        bad = row["status"] in ("wrong", "error")
+        bad = row["status"] not in (*COMPARABLE, "pending")
         cells = [str(row[name]) for name in (K, M, *names)] + [row["status"], *_numbers(row), marks(row)]
         table.add_row(*(Text(cell) for cell in cells), style="red" if bad else None)
     return table
@@ -53,11 +53,8 @@ def terminal_table(rows: Sequence[Row], gap: int = 2) -> "Table":
 
 def _numbers(row: Row) -> list[str]:
     error = row["grad_rel_error"]
-    step = milliseconds(row["step_s"])
-    if row["step_s"] is not None:
-        step += f" [{milliseconds(row['step_ci_low_s'])}, {milliseconds(row['step_ci_high_s'])}]"
     return [
-        step,
+        with_interval(row),
         digits(row["samples_per_s"]),
         digits(row["speedup"]),
         bubble(row, "/"),

@@ -12,7 +12,7 @@ from pipebench.report.figures import Picture, pictures_of, rendered
 from pipebench.report.html import html_page
 from pipebench.report.latex import latex
 from pipebench.report.page import page
-from pipebench.report.sweep import read_sweep
+from pipebench.report.sweep import Sweep
 from pipebench.report.table import csv_text
 
 Files = dict[str, bytes]
@@ -68,13 +68,12 @@ USUAL = ("md", "html", "png")
 """What a sweep leaves behind without being asked."""
 
 
-def write_report(folder: Path, formats: Sequence[str] = USUAL) -> list[Path]:
-    """Write results.csv and the views named in `formats`; return what was written.
+def write_report(sweep: Sweep, formats: Sequence[str] = USUAL) -> list[Path]:
+    """Write results.csv and the views named in `formats` into the sweep's folder; return what was written.
 
-    A picture for which nothing was measured is left out. Raise ResultError for a folder that is no sweep or cannot
-    be written.
+    A picture for which nothing was measured is left out. Raise ResultError for a folder that cannot be written.
     """
-    content = content_of(read_sweep(folder))
+    folder, content = sweep.folder, content_of(sweep)
     pictures = pictures_of(content)
     files = _results(content)
     for name in formats:

@@ -17,7 +17,7 @@ from pipebench.harness.launch import run_group
 from pipebench.harness.sweep import Observer, plan_sweep, run_sweep
 from pipebench.machine import Machine
 from pipebench.record import RunResult
-from pipebench.report.sweep import read_sweep, rows_of
+from pipebench.report.sweep import read_sweep
 from pipebench.rows import row_of
 
 ARGUMENTS = (
@@ -35,7 +35,7 @@ def run_with(worker: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict
     plan = plan_sweep([resolve(point, Machine(2, 0)) for point in grid.points], grid.swept, "faults")
     folder.mkdir()
     results = run_sweep(plan, folder, Observer(*[lambda *_: None] * 5))
-    assert [row["status"] for row in rows_of(read_sweep(folder))] == [results[key].status for key in plan.points]
+    assert [row["status"] for row in read_sweep(folder).rows] == [results[key].status for key in plan.points]
     return {config.micro: results[key] for key, config in plan.points.items()}
 
 
@@ -87,5 +87,5 @@ def test_a_second_look_that_fails_is_one_warning_and_costs_no_point(
     [line] = [line for line in told.out.splitlines() if "gone the second time" in line]
     assert line == "[4/4] stages=2 micro=1 again, for the noise floor error  gone the second time"
     [folder] = tmp_path.iterdir()
-    assert [row["status"] for row in rows_of(read_sweep(folder))] == ["ok", "ok"]
+    assert [row["status"] for row in read_sweep(folder).rows] == ["ok", "ok"]
     assert "K=2, M=1 measured twice, error: gone the second time." in (folder / "report.md").read_text()

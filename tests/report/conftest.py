@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hand_made import WRITTEN, four_points
 
+from pipebench.report.sweep import read_sweep
 from pipebench.report.write import write_report
 
 
@@ -18,6 +19,6 @@ def folder(tmp_path: Path) -> Path:
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same four points with their report, for tests that only read it."""
     folder = four_points(tmp_path_factory.mktemp("reported"))
-    written = write_report(folder)
+    written = write_report(read_sweep(folder))
     assert [path.name for path in written] == WRITTEN
     return folder

@@ -16,6 +16,7 @@ from hand_made import OK, config, csv_rows, result, write_sweep
 from played import played
 
 from pipebench.record import Repeat
+from pipebench.report.sweep import read_sweep
 from pipebench.report.write import write_report
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -50,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     points |= {each.key: each.config for each in others} | {"c" * 12: pending}
     folder = tmp_path_factory.mktemp("sweep")
     write_sweep(folder, points, [*fine, *others], ["stages", "micro", "schedule"])
-    write_report(folder)
+    write_report(read_sweep(folder))
     return folder
 
 

@@ -367,21 +367,24 @@ def test_a_folder_that_is_no_sweep_is_one_line_and_exit_code_2(
     assert told.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("sweep.json", '"noise_floor":"../../../etc"'),
-        ("sweep.json", '"noise_floor":"ffffffffffff"'),
-        ("again.json", "{"),
-    ],
-)
-def test_a_second_look_that_makes_no_sense_is_one_line_and_exit_code_2(
-    name: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_second_look_that_is_broken_is_no_noise_floor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    b = a_sweep(tmp_path / "b", {2: STEADY}, again=STEADY)
+    [path] = b.rglob("again.json")
+    path.write_text("{")
+    assert main([str(b), str(b)]) == 0
+    told = capsys.readouterr().out
+    assert "**Noise floor** 1.0 %, assumed" in told
+    assert "measured twice, unreadable: runs/" in told
+
+
+@pytest.mark.parametrize("twice", ["../../../etc", "ffffffffffff"])
+def test_a_second_look_at_no_point_of_the_sweep_is_one_line_and_exit_code_2(
+    twice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     b = a_sweep(tmp_path / "b", {2: STEADY}, again=STEADY)
     [key] = [path.name for path in (b / "runs").iterdir()]
-    [path] = b.rglob(name)
-    path.write_text(path.read_text().replace(f'"noise_floor":"{key}"', content) if name == "sweep.json" else content)
+    text = (b / "sweep.json").read_text()
+    (b / "sweep.json").write_text(text.replace(f'"noise_floor":"{key}"', f'"noise_floor":"{twice}"'))
     assert main([str(b), str(b)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("ResultError: ")

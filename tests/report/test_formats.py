@@ -27,7 +27,7 @@ def table(header: tuple[str, ...], *lines: tuple[str, ...], num_text_columns: in
 
 
 def test_every_table_is_a_csv_file_with_the_cells_that_the_report_shows(folder: Path, content: Content) -> None:
-    written = {path.name for path in write_report(folder, ["csv"])}
+    written = {path.name for path in write_report(read_sweep(folder), ["csv"])}
     assert written == {"results.csv", *(f"{table.name}.csv" for table in content.tables)}
     for shown in content.tables:
         with (folder / "tables" / f"{shown.name}.csv").open(newline="") as file:
@@ -37,7 +37,7 @@ def test_every_table_is_a_csv_file_with_the_cells_that_the_report_shows(folder: 
 
 
 def test_every_table_is_a_latex_file_with_its_caption_label_and_lines(folder: Path, content: Content) -> None:
-    written = {path.name for path in write_report(folder, ["latex"])}
+    written = {path.name for path in write_report(read_sweep(folder), ["latex"])}
     assert written == {"results.csv", *(f"{table.name}.tex" for table in content.tables)}
     for shown in content.tables:
         text = (folder / "tables" / f"{shown.name}.tex").read_text()
@@ -50,7 +50,7 @@ def test_every_table_is_a_latex_file_with_its_caption_label_and_lines(folder: Pa
 
 
 def test_figures_come_in_the_formats_asked_for(folder: Path) -> None:
-    written = [path.name for path in write_report(folder, ["svg", "pdf"])]
+    written = [path.name for path in write_report(read_sweep(folder), ["svg", "pdf"])]
     assert written == ["results.csv", *(f"{name}.{suffix}" for suffix in ("svg", "pdf") for name in PICTURES)]
 
 
@@ -156,7 +156,7 @@ def test_a_table_longer_than_a_page_comes_in_parts() -> None:
 def test_a_real_latex_takes_every_table(folder: Path, tmp_path: Path) -> None:
     every_character = "".join(map(chr, (*range(1, 0x180), *range(0x2010, 0x2300), 0x1F680)))
     odd = table(("[a]", every_character), ("[b]", every_character), (every_character * 3, "x"), num_text_columns=2)
-    paths = [path for path in write_report(folder, ["latex"]) if path.suffix == ".tex"]
+    paths = [path for path in write_report(read_sweep(folder), ["latex"]) if path.suffix == ".tex"]
     (folder / "tables" / "odd.tex").write_text(latex(odd))
     inputs = "\n".join(rf"\input{{{path}}}" for path in (*paths, folder / "tables" / "odd.tex"))
     packages = r"\usepackage{booktabs, array, graphicx}"

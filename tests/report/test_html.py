@@ -15,6 +15,7 @@ from played import sixty_points
 from pipebench.record import Repeat
 from pipebench.report.cells import bubble, digits, fraction, mebibytes, milliseconds
 from pipebench.report.html import shades, terms
+from pipebench.report.sweep import read_sweep
 from pipebench.report.table import Cell, Table
 from pipebench.report.write import write_report
 
@@ -243,7 +244,7 @@ def test_text_of_a_sweep_never_becomes_markup(tmp_path: Path) -> None:
     write_sweep(tmp_path, points, results, ["micro", "schedule"])
     state = json.loads((tmp_path / "sweep.json").read_text())
     (tmp_path / "sweep.json").write_text(json.dumps({**state, "name": HOSTILE}))
-    write_report(tmp_path, ["html"])
+    write_report(read_sweep(tmp_path), ["html"])
     page = parsed(tmp_path)
     assert not page.all("img")
     assert not page.all("b")
@@ -257,7 +258,7 @@ def test_text_of_a_sweep_never_becomes_markup(tmp_path: Path) -> None:
 
 
 def test_sixty_points_of_8_stages_and_32_micro_batches_take_less_than_two_megabytes(tmp_path: Path) -> None:
-    write_report(sixty_points(tmp_path), ["html"])
+    write_report(read_sweep(sixty_points(tmp_path)), ["html"])
     assert (tmp_path / "report.html").stat().st_size < 2_000_000
     page = parsed(tmp_path)
     assert len(page.all("div", class_="timeline")) == 60
@@ -266,7 +267,7 @@ def test_sixty_points_of_8_stages_and_32_micro_batches_take_less_than_two_megaby
 
 def test_a_timeline_that_is_too_large_is_named_in_its_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipebench.report.timeline.MOST_BYTES", 10)
-    write_report(folder, ["html"])
+    write_report(read_sweep(folder), ["html"])
     page = parsed(folder)
     assert not page.all("div", class_="timeline")
     told = page.one("details", id=f"point-{OK}").one("p", class_="fallback").text
@@ -278,13 +279,13 @@ def test_an_engine_without_spans_says_that_there_is_no_timeline(tmp_path: Path) 
     ranks = [dataclasses.replace(rank_record(rank, [], 9.0), spans=[]) for rank in range(2)]
     point = config(engine="torch")
     write_sweep(tmp_path, {OK: point}, [result(OK, point, repeats=[Repeat(ranks, wall_s=9.0)])], ["stages"])
-    write_report(tmp_path, ["html"])
+    write_report(read_sweep(tmp_path), ["html"])
     assert "No timeline: this engine records no spans." in parsed(tmp_path).one("details", id=f"point-{OK}").text
 
 
 def test_a_sweep_without_any_result_has_a_page(tmp_path: Path) -> None:
     write_sweep(tmp_path, {PENDING: config()}, [], ["stages"])
-    write_report(tmp_path, ["html"])
+    write_report(read_sweep(tmp_path), ["html"])
     page = parsed(tmp_path)
     assert "No point is a result yet." in page.text
     assert "not run yet" in page.text

@@ -14,6 +14,7 @@ from hand_made import (
     MIB,
     OK,
     PENDING,
+    REFERENCE,
     WRITTEN,
     WRONG,
     config,
@@ -30,7 +31,7 @@ from pipebench.errors import ResultError
 from pipebench.record import LayerProfile, write_json
 from pipebench.report.__main__ import main
 from pipebench.report.cells import NOTHING, digits, escape
-from pipebench.report.sweep import read_sweep, rows_of
+from pipebench.report.sweep import read_sweep
 from pipebench.report.table import csv_text, markdown
 from pipebench.report.tables import comparisons, pivots
 from pipebench.report.terminal import print_table, terminal_table
@@ -75,7 +76,7 @@ def test_activations_are_those_of_the_largest_rank_beside_the_model_of_the_same_
         saves_input=[True, True],
     )
     write_sweep(tmp_path, {OK: config()}, [result(OK, config(), profile=layers)], ["stages"])
-    [row] = rows_of(read_sweep(tmp_path))
+    [row] = read_sweep(tmp_path).rows
     assert row["activations_bytes"] == MIB  # rank 1's: rank 0 holds none at its peak
     assert row["activations_predicted_bytes"] == 2 * (20 + 7)  # GPipe with two micro-batches
 
@@ -123,7 +124,7 @@ def test_the_page_says_what_ran_where_and_compared_with_what(reported: Path) -> 
 
 
 def noise_line(folder: Path) -> str:
-    write_report(folder)
+    write_report(read_sweep(folder))
     [line] = [line for line in (folder / "report.md").read_text().splitlines() if line.startswith("**Noise floor.**")]
     return html.unescape(line.removeprefix("**Noise floor.** "))
 
@@ -149,7 +150,7 @@ def test_the_page_says_so_when_no_noise_floor_was_measured(reported: Path, tmp_p
 def test_a_second_measurement_is_no_row(tmp_path: Path) -> None:
     point = config()
     write_sweep(tmp_path, {OK: point}, [result(OK, point)], ["micro"], result(OK, point))
-    write_report(tmp_path)
+    write_report(read_sweep(tmp_path))
     assert [row["key"] for row in csv_rows(tmp_path)] == [OK]
 
 
@@ -165,7 +166,7 @@ def test_no_temporary_file_is_left(reported: Path) -> None:
 
 def test_a_sweep_without_a_measurement_has_a_page_and_no_pictures(tmp_path: Path) -> None:
     write_sweep(tmp_path, {PENDING: config()}, [], ["stages"])
-    assert [path.name for path in write_report(tmp_path)] == ["results.csv", "report.md", "report.html"]
+    assert [path.name for path in write_report(read_sweep(tmp_path))] == ["results.csv", "report.md", "report.html"]
     page = (tmp_path / "report.md").read_text()
     assert "**pending**" in page
     assert "No such run has finished yet" in page
@@ -210,16 +211,34 @@ def test_a_key_cannot_lead_out_of_the_folder(folder: Path, key: object, capsys: 
     "content",
     ["{", "[]", '{"format": 1}', '{"format": 2}', '{"format": 2, "swept": 3, "points": [], "references": []}'],
 )
-@pytest.mark.parametrize("name", ["sweep.json", f"runs/{OK}/result.json"])
-def test_a_broken_file_is_one_line_and_exit_code_2(
-    folder: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
+def test_a_broken_sweep_file_is_one_line_and_exit_code_2(
+    folder: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / name).write_text(content)
+    (folder / "sweep.json").write_text(content)
     assert main([str(folder)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("ResultError: ")
     assert error.count("\n") == 1
-    assert Path(name).name in error
+    assert "sweep.json" in error
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '{"format": 2}', "\x00\xff"])
+def test_a_broken_result_is_a_row_that_says_so_and_the_others_stay(folder: Path, content: str) -> None:
+    (folder / "runs" / OK / "result.json").write_text(content)
+    assert main([str(folder), "--format", "md"]) == 0
+    broken, wrong = csv_rows(folder)[:2]
+    assert (broken["key"], broken["status"], broken["step_s"]) == (OK, "unreadable", "")
+    assert "result.json: " in broken["message"]
+    assert (wrong["status"], wrong["step_s"]) == ("wrong", "9.0")
+    assert "**unreadable** K=2, M=2" in (folder / "report.md").read_text()
+
+
+def test_a_broken_reference_costs_the_speed_ups_alone(folder: Path) -> None:
+    (folder / "runs" / REFERENCE / "result.json").write_text("{")
+    assert [row["status"] for row in read_sweep(folder).rows] == ["ok", "wrong", "error", "pending"]
+    assert {row["speedup"] for row in read_sweep(folder).rows} == {None}
+    assert main([str(folder), "--format", "md"]) == 0
+    assert "unreadable: " in (folder / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -233,11 +252,14 @@ def test_a_broken_file_is_one_line_and_exit_code_2(
         ("environment", "here"),
     ],
 )
-def test_a_result_that_makes_no_sense_is_a_result_error(folder: Path, field: str, value: object) -> None:
+def test_a_result_that_makes_no_sense_is_unreadable(folder: Path, field: str, value: object) -> None:
     path = folder / "runs" / OK / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    with pytest.raises(ResultError):
-        rows_of(read_sweep(folder))
+    sweep = read_sweep(folder)
+    assert [row["status"] for row in sweep.rows] == ["unreadable", "wrong", "error", "pending"]
+    assert sweep.results[OK].status == "unreadable"
+    assert "\n" not in sweep.rows[0]["message"]
+    assert main([str(folder), "--format", "md,html"]) == 0
 
 
 def test_a_swept_key_must_be_one_of_ours(folder: Path) -> None:
@@ -256,7 +278,7 @@ def test_a_link_in_the_folder_is_replaced_not_followed(folder: Path, tmp_path_fa
     outside = tmp_path_factory.mktemp("outside") / "precious"
     outside.write_text("kept")
     (folder / "report.md").symlink_to(outside)
-    write_report(folder)
+    write_report(read_sweep(folder))
     assert outside.read_text() == "kept"
     assert not (folder / "report.md").is_symlink()
 
