@@ -68,20 +68,24 @@ def test_a_dying_rank_ends_its_point_at_once_and_leaves_nothing(
     assert len([process for process in workers if "forkserver" in " ".join(process.cmdline())]) <= 1
 
 
-def test_a_second_look_that_fails_is_one_warning_and_costs_no_point(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def fail_the_second_time(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise where a point is measured that was measured before."""
     measured = set()
 
     def run_once(function: str, jobs: list[RankJob], *rest: Any) -> Any:
-        """Fail where a point is measured that was measured before."""
         key = key_of(jobs[0].config)
         if function == MEASURE_RANK and key in measured:
-            raise PointError("gone the second time")
+            raise error
         measured.update([key] if function == MEASURE_RANK else [])
         return run_group(function, jobs, *rest)
 
     monkeypatch.setattr(harness, "run_group", run_once)
+
+
+def test_a_second_look_that_fails_is_one_warning_and_costs_no_point(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_the_second_time(PointError("gone the second time"), monkeypatch)
     assert main([*ARGUMENTS, f"results_dir={tmp_path}", "wandb.mode=disabled"]) == 0
     told = capsys.readouterr()
     [line] = [line for line in told.out.splitlines() if "gone the second time" in line]
@@ -89,3 +93,13 @@ def test_a_second_look_that_fails_is_one_warning_and_costs_no_point(
     [folder] = tmp_path.iterdir()
     assert [row["status"] for row in read_sweep(folder).rows] == ["ok", "ok"]
     assert "K=2, M=1 measured twice, error: gone the second time." in (folder / "report.md").read_text()
+
+
+def test_a_sweep_that_is_interrupted_in_its_second_look_says_so_and_has_its_points(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fail_the_second_time(KeyboardInterrupt(), monkeypatch)
+    assert main([*ARGUMENTS, f"results_dir={tmp_path}", "wandb.mode=disabled"]) == 130
+    [folder] = tmp_path.iterdir()
+    assert [row["status"] for row in rows_of(read_sweep(folder))] == ["ok", "ok"]
+    assert "**Noise floor.** Not measured." in (folder / "report.md").read_text()
