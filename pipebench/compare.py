@@ -22,7 +22,7 @@ VERDICTS = {
     Verdict.SLOWER: "the interval lies above 1, and the ratio above the noise floor",
     Verdict.UNDECIDED: "too much scatter to say one or the other, or not run in one of them",
     Verdict.NO_RESULT: "a result in neither",
-    Verdict.SAME: "the whole interval lies within the noise floor",
+    Verdict.SAME: "the ratio lies within the noise floor, and the whole interval within twice the floor",
     Verdict.FASTER: "the interval lies below 1, and the ratio below 1 / the noise floor",
     Verdict.FIXED: "no result in A, one in B",
 }

@@ -111,12 +111,18 @@ def _name(key: str, rows: Mapping[str, Row]) -> str:
 
 
 def verdict_on(ratio: Ratio, floor: float) -> Verdict:
-    """Return slower or faster for a difference that is sure and above the floor, same for one that is surely below."""
+    """Return slower or faster for a difference that is sure and above the floor, same for one that is below it.
+
+    For the same, the interval must not reach beyond twice the floor: a point of more scatter than the A/A pair had is
+    undecided. Within the floor itself it would lie for two points of three only, were B the very same code: the
+    floor is where such an interval ends.
+    """
     if ratio.low > 1 and ratio.value > floor:
         return Verdict.SLOWER
     if ratio.high < 1 and ratio.value < 1 / floor:
         return Verdict.FASTER
-    return Verdict.SAME if 1 / floor <= ratio.low and ratio.high <= floor else Verdict.UNDECIDED
+    below = 1 / floor <= ratio.value <= floor and 1 / floor**2 <= ratio.low and ratio.high <= floor**2
+    return Verdict.SAME if below else Verdict.UNDECIDED
 
 
 def _judged(a: RunResult | None, b: RunResult | None, floor: float) -> tuple[Ratio | None, Verdict]:

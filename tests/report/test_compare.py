@@ -29,12 +29,13 @@ CLOSE = st.lists(st.lists(st.floats(0.95, 1.05), min_size=1, max_size=12), min_s
     ("ratio", "floor", "verdict"),
     [
         (Ratio(1.20, 1.10, 1.30), 1.05, Verdict.SLOWER),
-        (Ratio(1.04, 1.01, 1.30), 1.05, Verdict.UNDECIDED),  # sure, and yet below the floor
+        (Ratio(1.04, 1.01, 1.30), 1.05, Verdict.UNDECIDED),  # sure, and below the floor, and who knows how far above
         (Ratio(1.04, 1.01, 1.05), 1.05, Verdict.SAME),
         (Ratio(1.20, 0.99, 1.30), 1.05, Verdict.UNDECIDED),  # above the floor, and yet not sure
         (Ratio(1.00, 0.97, 1.03), 1.05, Verdict.SAME),
         (Ratio(1.00, 0.90, 1.03), 1.05, Verdict.UNDECIDED),
-        (Ratio(1.00, 0.97, 1.06), 1.05, Verdict.UNDECIDED),
+        (Ratio(1.00, 0.97, 1.06), 1.05, Verdict.SAME),
+        (Ratio(1.00, 0.97, 1.11), 1.05, Verdict.UNDECIDED),
         (Ratio(0.80, 0.70, 0.90), 1.05, Verdict.FASTER),
         (Ratio(0.97, 0.70, 0.99), 1.05, Verdict.UNDECIDED),
         (Ratio(0.80, 0.70, 1.01), 1.05, Verdict.UNDECIDED),
