@@ -100,14 +100,16 @@ def plan_sweep(points: Sequence[RunConfig], swept: Sequence[str], name: str) -> 
 
 
 def _measured_twice(points: Mapping[str, RunConfig]) -> str | None:
-    """Return the key of the first point that runs on devices of its own, else of the first that runs.
+    """Return the key of the first point with most stages of those on devices of their own, else of the first that runs.
 
-    A single point is measured once, as is a sweep in which nothing runs.
+    More ranks scatter more, and a floor should not be too low. A single point is measured once, as is a sweep in which
+    nothing runs.
     """
     running = {key: config for key, config in points.items() if config.engine != "simulate"}
     if len(running) < 2 or not all(config.noise_floor for config in running.values()):
         return None
-    return next((key for key, config in running.items() if not _is_oversubscribed(config)), next(iter(running)))
+    alone = {key: config for key, config in running.items() if not _is_oversubscribed(config)}
+    return max(alone, key=lambda key: alone[key].stages, default=next(iter(running)))
 
 
 def make_folder(results_dir: Path, name: str) -> Path:

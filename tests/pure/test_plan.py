@@ -30,12 +30,13 @@ def planned(command_line: str) -> Plan:
     ("command_line", "stages", "micro"),
     [
         ("-m stages=2 micro=4,8", 2, 4),
+        ("-m stages=1,2 micro=4,8", 2, 4),
         ("-m stages=4,2 micro=4,8", 2, 4),  # 4 stages have to share two cores
         ("-m stages=8,4 micro=4,8", 8, 4),  # all have to
         ("-m stages=8,4 micro=4,8 model=synthetic", 8, 4),
     ],
 )
-def test_the_first_point_with_devices_of_its_own_is_measured_twice(command_line: str, stages: int, micro: int) -> None:
+def test_the_point_with_most_devices_of_its_own_is_measured_twice(command_line: str, stages: int, micro: int) -> None:
     plan = planned(command_line)
     assert plan.again is not None
     assert (plan.points[plan.again].stages, plan.points[plan.again].micro) == (stages, micro)
