@@ -125,7 +125,7 @@ def _track(trackers: Trackers, result: RunResult, reference: RunResult | None, s
 def _conclude(folder: Path, trackers: Trackers) -> None:
     """Write the report, say where it is, and hand it on; imported late, since pandas and seaborn take a second."""
     from pipebench.report.sweep import read_sweep
-    from pipebench.report.terminal import print_table
+    from pipebench.report.terminal import print_glance, print_table
     from pipebench.report.write import write_report
 
     sweep = read_sweep(folder)
@@ -133,7 +133,9 @@ def _conclude(folder: Path, trackers: Trackers) -> None:
     print()
     print_table(sweep.rows)
     print()
-    print("files      ", ", ".join(str(path) for path in written))
-    print("            one result.json and trace.json (open in ui.perfetto.dev) a point under", folder / "runs")
-    print("report      python -m pipebench.report", shlex.quote(str(folder)), flush=True)
+    print_glance(sweep.rows)
+    print()
+    print("report     ", folder / "report.html", "for a browser; report.md, results.csv and pictures beside it")
+    print("points     ", folder / "runs", "has a result.json and a trace.json (for ui.perfetto.dev) each")
+    print("again       python -m pipebench.report", shlex.quote(str(folder)), flush=True)
     trackers.log_sweep(sweep.rows, [path for path in written if path.suffix == ".png"])

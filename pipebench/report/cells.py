@@ -1,6 +1,8 @@
 """How a value looks in a table: digits, units, marks, and text that cannot break out of its cell."""
 
+import html
 import math
+import re
 
 from pipebench.rows import MEASURED, Row
 
@@ -73,5 +75,10 @@ def kind(row: Row) -> str:
 
 
 def escape(value: object) -> str:
-    """Return text that stays text in a Markdown cell and in HTML, on one line."""
-    return " ".join(str(value).replace("&", "&amp;").translate(_SPECIAL).split())
+    """Return text that stays text in a Markdown cell and in HTML, on one line.
+
+    Intervals and marks at the end cannot be syntax, and stay readable in the source.
+    """
+    text = " ".join(str(value).replace("&", "&amp;").translate(_SPECIAL).split())
+    text = re.sub(r"&#91;([\d., %]+)&#93;(?!\(|:|&#91;)", r"[\1]", text)
+    return re.sub(r"(?:&#42;)?(?:&#126;)?$", lambda marks: html.unescape(marks[0]), text)

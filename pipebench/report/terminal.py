@@ -1,10 +1,12 @@
-"""The table at the end of a sweep, on the terminal."""
+"""What a sweep says at its end, on the terminal: its table, and the answers it was run for."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipebench.grid import K, M, varying
 from pipebench.report.cells import LEGEND, NOTHING, bubble, digits, marks, mebibytes, with_interval
+from pipebench.report.glance import at_a_glance
 from pipebench.rows import COMPARABLE, Row
 
 if TYPE_CHECKING:
@@ -28,6 +30,17 @@ def print_table(rows: Sequence[Row]) -> None:
     for mark in "*~":
         if mark in used:
             print(f"{mark} {LEGEND[mark]}")
+
+
+def print_glance(rows: Sequence[Row]) -> None:
+    """Print the answers at a glance, each a paragraph as wide as the terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    width = max(60, min(console.width, 120))
+    for answer in at_a_glance(rows):
+        text = f"{answer.question}: {answer.answer}. {answer.because}"
+        print(textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False))
 
 
 def terminal_table(rows: Sequence[Row], gap: int = 2) -> "Table":

@@ -101,5 +101,5 @@ def test_a_sweep_that_is_interrupted_in_its_second_look_says_so_and_has_its_poin
     fail_the_second_time(KeyboardInterrupt(), monkeypatch)
     assert main([*ARGUMENTS, f"results_dir={tmp_path}", "wandb.mode=disabled"]) == 130
     [folder] = tmp_path.iterdir()
-    assert [row["status"] for row in rows_of(read_sweep(folder))] == ["ok", "ok"]
+    assert [row["status"] for row in read_sweep(folder).rows] == ["ok", "ok"]
     assert "**Noise floor.** Not measured." in (folder / "report.md").read_text()

@@ -311,6 +311,9 @@ def test_digits_are_significant_and_plain(value: float | None, text: str) -> Non
 
 def test_text_stays_text() -> None:
     assert escape("a|b <i>&\n[x](y) *z* `c`") == ("a&#124;b &#60;i&#62;&amp; &#91;x&#93;(y) &#42;z&#42; &#96;c&#96;")
+    assert escape("233.5 [231.7, 237.1]*~") == "233.5 [231.7, 237.1]*~"
+    assert escape("[1](javascript:0) [2][3] [4]: x") == "&#91;1&#93;(javascript:0) &#91;2&#93;[3] &#91;4&#93;: x"
+    assert escape("*~bold~*") == "&#42;&#126;bold&#126;*"
 
 
 def test_schedules_stand_fastest_first_and_zero_bubble_beside_the_best_interleaving() -> None:
