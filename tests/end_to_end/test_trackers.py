@@ -15,7 +15,7 @@ from tracked import history, run_folders, run_of, summary
 from wandb_server import ENTITY, KEY, wandb_server
 
 from pipebench.record import read_json
-from pipebench.report.sweep import read_sweep, rows
+from pipebench.report.sweep import read_sweep
 from pipebench.tracking.curves import run_name, series_of
 from pipebench.tracking.wandb_runs import REPORT
 
@@ -91,7 +91,7 @@ def test_wandb_holds_every_number_of_the_csv(sweep: tuple[Path, str]) -> None:
 
 def test_wandb_s_run_of_the_sweep_holds_the_series_the_table_and_the_figures(sweep: tuple[Path, str]) -> None:
     results, _ = sweep
-    table = rows(read_sweep(results))
+    table = read_sweep(results).rows
     run_folder = run_of(results, REPORT)
     over_micro = {item["M"]: item for item in history(run_folder) if "M" in item}
 
@@ -117,7 +117,7 @@ def test_tensorboard_holds_every_number_of_the_csv(sweep: tuple[Path, str]) -> N
         "tensorboard.backend.event_processing.event_accumulator", reason="needs pipebench[tensorboard]"
     )
     results, _ = sweep
-    names = {row["key"]: run_name(row) for row in rows(read_sweep(results))}
+    names = {row["key"]: run_name(row) for row in read_sweep(results).rows}
     for row in csv_rows(results):
         events = event_accumulator.EventAccumulator(str(results / "tensorboard" / names[row["key"]])).Reload()
         held = {tag.removeprefix("summary/"): events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
