@@ -174,7 +174,7 @@ def _comparison(name: str, title: str, rows: Sequence[Row]) -> Table:
     )
     lines = tuple(_compared_line(row, gpipe, rival) for row in rows)
     keys = tuple(row["key"] for row in rows)
-    return Table(name, f"Schedules by step time, {title}", header, lines, keys=keys)
+    return _without_empty_columns(Table(name, f"Schedules by step time, {title}", header, lines, keys=keys))
 
 
 def _compared_line(row: Row, gpipe: Row | None, rival: Row | None) -> tuple[Cell, ...]:
@@ -243,7 +243,7 @@ def references_table(sweep: Sweep) -> Table | None:
         )
         for row in rows
     )
-    return Table("one-device", "One device", header, lines, len(names) + 1)
+    return _without_empty_columns(Table("one-device", "One device", header, lines, len(names) + 1))
 
 
 _NOT_SHOWN = ("results_dir", "trackers", "wandb", "noise_floor")
