@@ -98,7 +98,8 @@ def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
         display.point_done(result)
 
     twice = ", one of the points twice for the noise floor" if plan.again else ""
-    print(f"{len(plan.points)} points and {len(plan.references)} references into {folder}{twice}", flush=True)
+    counts = f"{_counted(len(plan.points), 'point')} and {_counted(len(plan.references), 'reference')}"
+    print(f"{counts} into {folder}{twice}", flush=True)
     observer = Observer(display.point_started, display.progress, point_done, display.again_started, display.again_done)
     try:
         try:
@@ -117,6 +118,10 @@ def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
     return 0 if all(finished[key].status in COMPARABLE for key in plan.points) else 1
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _track(trackers: Trackers, result: RunResult, reference: RunResult | None, swept: Sequence[str]) -> None:
     stages = stage_rows(result) if result.status in MEASURED else []
     trackers.log_point(result, row_of(result, reference, swept), stages)
@@ -133,7 +138,7 @@ def _conclude(folder: Path, trackers: Trackers) -> None:
     print()
     print_table(sweep.rows)
     print()
-    print_glance(sweep.rows)
+    print_glance(sweep)
     print()
     print("report     ", folder / "report.html", "for a browser; report.md, results.csv and pictures beside it")
     print("points     ", folder / "runs", "has a result.json and a trace.json (for ui.perfetto.dev) each")

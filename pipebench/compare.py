@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipebench.errors import CompareError, ResultError
 from pipebench.report.cells import LEGEND, NOTHING, bubble, escape, kind, marks, milliseconds
-from pipebench.report.comparison import ACROSS, Comparison, Pair, Verdict, compare, environment_of
+from pipebench.report.comparison import ACROSS, LEAST_FLOOR, Comparison, Pair, Verdict, compare, environment_of
 from pipebench.report.noise import percent
 from pipebench.report.sweep import Sweep, read_sweep
 from pipebench.report.table import Cell, Table, cells, markdown
@@ -164,7 +164,12 @@ def _unpaired(comparison: Comparison) -> list[str]:
 
 
 def _noise(comparison: Comparison) -> str:
-    origin = "assumed, since neither sweep measured one" if comparison.assumed else "the larger of what was measured"
+    if comparison.assumed:
+        origin = "assumed, since neither sweep measured one"
+    elif comparison.floor == LEAST_FLOOR:
+        origin = "the least that is taken, since less was measured"
+    else:
+        origin = "the larger of what was measured"
     each = "\n".join(f"- {which}: {escape(words)}" for which, words in zip("AB", comparison.noise, strict=True))
     return f"**Noise floor** {percent(comparison.floor)}, {origin}.\n\n{each}"
 

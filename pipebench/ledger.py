@@ -100,7 +100,7 @@ def part_name(part: str) -> str:
 
 
 def in_words(ledger: Ledger, rank_times_s: Sequence[float]) -> str:
-    """Return the ledger as a sentence: what of the step was not computing, largest part first.
+    """Return the ledger as a sentence: what of the step went beyond forwards and backwards, largest part first.
 
     `rank_times_s`, each rank's seconds of work, name the slowest where imbalance costs something. Parts below a
     hundredth of the step are left to the table.
@@ -119,5 +119,6 @@ def in_words(ledger: Ledger, rank_times_s: Sequence[float]) -> str:
             else:
                 text += " (now one rank is slower, now another)"
         parts.append(text)
-    idle_s = ledger.step_s - ledger.compute_s
-    return f"{idle_s * 1e3:.1f} ms of {ledger.step_s * 1e3:.1f} ms not computing: {', '.join(parts) or 'nothing large'}"
+    beyond_s = ledger.step_s - ledger.compute_s
+    listed = ", ".join(parts) or "nothing large"
+    return f"{beyond_s * 1e3:.1f} ms of {ledger.step_s * 1e3:.1f} ms beyond forward and backward: {listed}"

@@ -18,6 +18,9 @@ from pipebench.report.write import write_report
 from pipebench.rows import Row, StageRow
 from pipebench.tracking import make_trackers
 
+_UNKNOWN = ("pending", "unreadable")
+"""Statuses of points of which nothing is known."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Push, and return the exit code: 1 when W&B did not take all as asked, 2 when the folder is no readable sweep."""
@@ -63,7 +66,7 @@ def _points(sweep: Sweep) -> list[tuple[RunResult, Row, list[StageRow]]]:
     """Return what a tracker is told of each point that has a result, one-device references first."""
     known = {**sweep.references, **sweep.results}
     references = [row for row in sweep.reference_rows if row["key"] in sweep.references]
-    found = [(known[row["key"]], row) for row in (*references, *sweep.rows) if row["key"] in known]
+    found = [(known[row["key"]], row) for row in (*references, *sweep.rows) if row["status"] not in _UNKNOWN]
     if not found:
         raise ResultError(f"{sweep.folder}: no point has a result yet: expected at least one")
     return [(result, row, sweep.stages.get(result.key, [])) for result, row in found]

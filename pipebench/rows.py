@@ -280,4 +280,5 @@ def _costs(result: RunResult) -> Costs:
 
 
 def _plain(value: Any) -> Any:
-    return "-".join(str(part) for part in value) if isinstance(value, list) else value
+    """Return a value as a command line would take it."""
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else value

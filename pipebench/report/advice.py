@@ -1,4 +1,4 @@
-"""What to change: the one change to a point from which the simulator expects most.
+"""What to change: the one change to a point from which the simulator expects most, or that another point made.
 
 The point's own result is the profile, so a change is judged by the costs that were measured, spread over the layers.
 Each candidate changes one key, and is compared with the same simulation of the point as it is. A new cut of the model
@@ -6,17 +6,22 @@ is told by its layer counts.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipebench.config import RunConfig
 from pipebench.costs import Profile, for_samples, stage_activations, stage_costs, transfer_times
 from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.grid import K, axes_of
 from pipebench.harness.prepare import Prepared, partition, prepare
 from pipebench.report.cells import mebibytes
+from pipebench.rows import Row
 from pipebench.schedule.builders import SCHEDULES, with_optimizer
 from pipebench.schedule.memory import peak_activation_bytes
 from pipebench.schedule.simulate import simulate
+
+WHAT_IS_TRAINED = ("model", "data", "batch", "optimizer", "precision", "seed")
+"""Keys on which the losses depend; all others say how the same is trained."""
 
 WORTH_FRACTION = 0.02
 """A change that gains less is not worth a word: predictions are no better."""
@@ -49,7 +54,40 @@ def best_change(config: RunConfig, layers_per_stage: list[int], profile: Profile
     return best
 
 
-def in_words(advice: Advice | None) -> str:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A change that another point of the sweep made, and the share of the step that it saved there."""
+
+    change: str
+    gain_fraction: float
+
+
+def best_seen(row: Row, rows: Sequence[Row], floor: float) -> Seen | None:
+    """Return the point of the sweep that was fastest of those that train the same on as many ranks, one change away.
+
+    None where none is faster by more than the noise `floor`. A schedule and its stages per rank are one change.
+    """
+    others = [other for other in rows if other["status"] == row["status"] and other[K] == row[K]]
+    near = [(change, other) for other in others if (change := _one_change(row, other))]
+    change, fastest = min(near, key=lambda each: float(each[1]["step_s"]), default=("", row))
+    ratio = row["step_s"] / fastest["step_s"]
+    return Seen(change, 1 - 1 / ratio) if ratio > max(floor, 1 / (1 - WORTH_FRACTION)) else None
+
+
+def _one_change(row: Row, other: Row) -> str:
+    """Return what has to be changed in `row` to make it `other`, nothing where it is no one change."""
+    differing = [name for name in axes_of([row]) if row[name] != other[name]]
+    if not differing or any(name.partition(".")[0] in WHAT_IS_TRAINED for name in differing):
+        return ""
+    if len(differing) > 1 and set(differing) != {"schedule", "chunks"}:
+        return ""
+    return " ".join(f"{name}={other[name]}" for name in differing)
+
+
+def in_words(advice: Advice | None, seen: Seen | None) -> str:
+    """Return what was seen where it gained more than what is predicted, else the prediction."""
+    if seen is not None and (advice is None or seen.gain_fraction >= advice.gain_fraction):
+        return f"measured in this sweep: {seen.change} takes {seen.gain_fraction:.0%} less time"
     if advice is None:
         return f"no single change is expected to gain {WORTH_FRACTION:.0%}"
     then, now = mebibytes(advice.activations_bytes), mebibytes(advice.activations_now_bytes)

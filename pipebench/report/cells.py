@@ -3,6 +3,7 @@
 import html
 import math
 import re
+from collections.abc import Sequence
 
 from pipebench.rows import MEASURED, Row
 
@@ -39,9 +40,9 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def with_interval(row: Row) -> str:
-    """Return the median step in ms with its 95 % interval."""
-    if row["step_s"] is None:
-        return NOTHING
+    """Return the median step in ms with its 95 % interval; what was simulated is exact and has none."""
+    if row["step_s"] is None or row["status"] == "simulated":
+        return milliseconds(row["step_s"])
     low, high = milliseconds(row["step_ci_low_s"]), milliseconds(row["step_ci_high_s"])
     return f"{milliseconds(row['step_s'])} [{low}, {high}]"
 
@@ -72,6 +73,12 @@ def marks(row: Row) -> str:
 def kind(row: Row) -> str:
     """Return the status of a point that is comparable and yet no ordinary measurement, to stand behind its number."""
     return f" {row['status']}" if row["status"] in ("unchecked", "simulated") else ""
+
+
+def measured_or_simulated(rows: Sequence[Row]) -> str:
+    """Return the word for what all these rows are."""
+    simulated = [row["status"] == "simulated" for row in rows]
+    return "simulated" if rows and all(simulated) else "measured or simulated" if any(simulated) else "measured"
 
 
 def escape(value: object) -> str:

@@ -18,8 +18,8 @@ from pipebench.report.tables import point_name
 from pipebench.rows import COMPARABLE, Row
 from pipebench.schedule.catalogue import is_file
 
-ASSUMED_FLOOR = 1.01
-"""The noise floor where neither sweep measured one."""
+LEAST_FLOOR = 1.01
+"""The noise floor where neither sweep measured one, or only a lower one: minutes say too little about days."""
 
 _ROUNDING = 1 + 1e-9
 """The noise floor of simulated points: nothing ran, so their times are exact."""
@@ -88,7 +88,7 @@ def compare(a: Sweep, b: Sweep, permitted: Collection[str]) -> Comparison:
     differences += _differing_ranks(a, b, partner)
     _refuse(differences, permitted)
     floors = [noise.floor for noise in (noise_of(a), noise_of(b)) if noise]
-    floor = max(floors, default=ASSUMED_FLOOR)
+    floor = max([LEAST_FLOOR, *floors])
     rows_a, rows_b = _rows_by_key(a), _rows_by_key(b)
     pairs = []
     for key, other in partner.items():
@@ -203,8 +203,8 @@ ACROSS = (*ENVIRONMENT, "ranks")
 
 def environment_of(sweep: Sweep, name: str) -> str:
     """Return what the points that ran had, several where they differ; empty when none ran."""
-    ran = [result for result in sweep.results.values() if result.config.engine != "simulate"]
-    with one_line_errors(sweep.name):
+    ran = [each for each in sweep.results.values() if each.config.engine != "simulate" and each.environment]
+    with one_line_errors(sweep.folder):
         return " / ".join(dict.fromkeys(ENVIRONMENT[name](result) for result in ran))
 
 
@@ -216,7 +216,7 @@ def _differing_environments(a: Sweep, b: Sweep) -> list[Difference]:
 def _differing_ranks(a: Sweep, b: Sweep, partner: Mapping[str, str]) -> list[Difference]:
     """Return the first pair whose ranks shared devices differently: one says what is wrong with all."""
     for key, other in partner.items():
-        if key in a.results and other in b.results:
+        if all(result and result.environment for result in (a.results.get(key), b.results.get(other))):
             here, there = _ranks_per_device(a.results[key]), _ranks_per_device(b.results[other])
             if here != there:
                 where = f"at K={a.points[key].stages}, M={a.points[key].micro}"

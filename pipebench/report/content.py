@@ -7,9 +7,11 @@ from pipebench.costs import profile_of
 from pipebench.ledger import PARTS, Ledger
 from pipebench.ledger import in_words as lost_in_words
 from pipebench.record import RunResult, losses
-from pipebench.report.advice import best_change
+from pipebench.report.advice import WHAT_IS_TRAINED, Seen, best_change, best_seen
 from pipebench.report.advice import in_words as advice_in_words
 from pipebench.report.cells import bubble, digits
+from pipebench.report.glance import Answer, at_a_glance
+from pipebench.report.noise import floor_of
 from pipebench.report.noise import in_words as noise_in_words
 from pipebench.report.sweep import Sweep, one_line_errors
 from pipebench.report.table import Table
@@ -27,9 +29,6 @@ from pipebench.report.tables import (
 from pipebench.report.timeline import Timeline, timeline_of
 from pipebench.rows import COMPARABLE, MEASURED, Row, rank_times
 from pipebench.schedule.builders import SCHEDULES
-
-WHAT_IS_TRAINED = ("model", "data", "batch", "optimizer", "precision", "seed")
-"""Keys on which the losses depend; all others say how the same is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,7 @@ class Content:
     grids: dict[str, list[Table]]
     ledger: Table | None
     noise: str
+    answers: list[Answer]
     references: Table | None
     setting: Table
 
@@ -102,17 +102,18 @@ class Content:
 
 
 def content_of(sweep: Sweep) -> Content:
-    rows = sweep.rows
+    rows, floor = sweep.rows, floor_of(sweep)
     return Content(
         name=sweep.name,
         counts=_counts(rows),
         swept=swept(sweep),
-        points=tuple(_point(sweep, row, rows) for row in rows),
+        points=tuple(_point(sweep, row, floor) for row in rows),
         results=results_table(rows),
         comparisons=comparisons(rows),
         grids=grids(rows),
         ledger=ledger_table(rows),
         noise=noise_in_words(sweep, rows),
+        answers=at_a_glance(rows, floor),
         references=references_table(sweep),
         setting=setting_table(sweep),
     )
@@ -124,14 +125,14 @@ def _counts(rows: Sequence[Row]) -> str:
     return f"{len(rows)} point{'s' if len(rows) != 1 else ''}: {counts}."
 
 
-def _point(sweep: Sweep, row: Row, rows: Sequence[Row]) -> Point:
-    result, name = sweep.results.get(row["key"]), point_name(row, rows)
+def _point(sweep: Sweep, row: Row, floor: float) -> Point:
+    result, name = sweep.results.get(row["key"]), point_name(row, sweep.rows)
     stages = sweep.stages.get(row["key"])
     told = row["status"] in COMPARABLE and row["ledger_compute_s"] is not None
     return Point(
         row,
         name,
-        _lost_and_to_gain(result, row) if result and told else "",
+        _lost_and_to_gain(result, row, best_seen(row, sweep.rows, floor)) if result and told else "",
         stages_table(row["key"], f"Stages of {name}", stages) if stages else None,
         _timeline(result) if result and result.status in MEASURED else None,
         losses(result.repeats[0]) if result and result.repeats else [],
@@ -144,10 +145,12 @@ def _timeline(result: RunResult) -> Timeline | None:
         return timeline_of(result)
 
 
-def _lost_and_to_gain(result: RunResult, row: Row) -> str:
+def _lost_and_to_gain(result: RunResult, row: Row, seen: Seen | None) -> str:
     with one_line_errors(result.key):
         profile = profile_of(result)
         words = lost_in_words(Ledger(**{part: row[f"ledger_{part}"] for part in PARTS}), rank_times(result))
-        if profile is None or result.config.schedule not in SCHEDULES:  # rows of a file or a search are as they are
-            return f"{words}."
-        return f"{words}; {advice_in_words(best_change(result.config, result.layers_per_stage, profile))}."
+        if profile is not None and result.config.schedule in SCHEDULES:
+            advice = best_change(result.config, result.layers_per_stage, profile)
+            return f"{words}; {advice_in_words(advice, seen)}."
+        # Rows of a file or a search are as they are: nothing to predict, but others may have been seen.
+        return f"{words}; {advice_in_words(None, seen)}." if seen else f"{words}."

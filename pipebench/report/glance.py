@@ -1,21 +1,33 @@
 """At a glance: what a sweep was run to find out, each answer in a line with the sentences behind it.
 
 Answers are drawn from comparable points alone; simulated ones count only where nothing was measured. Two points whose
-95 % intervals overlap are not told apart, and the page says so rather than rank them.
+95 % intervals overlap, or that lie closer together than the sweep's noise floor, are not told apart, and the page says
+so rather than rank them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from pipebench.grid import varying
 from pipebench.ledger import PARTS, part_name
-from pipebench.report.cells import LEGEND, bubble, digits, kind, mebibytes, with_interval
+from pipebench.report.cells import (
+    LEGEND,
+    bubble,
+    digits,
+    kind,
+    measured_or_simulated,
+    mebibytes,
+    milliseconds,
+    with_interval,
+)
 from pipebench.report.tables import point_name
 from pipebench.rows import COMPARABLE, Row
 
 WORTH_FRACTION = 0.05
 """A slower point is worth choosing where it takes at least this much less memory than the one before it."""
+
+_WORTH_NAMING = 0.005
+"""Share of the step from which a part of the ledger is named."""
 
 _MOST_NAMED = 3
 """Points or parts that a sentence names; the tables have the rest."""
@@ -31,14 +43,23 @@ class Answer:
     keys: tuple[str, ...]
 
 
-def at_a_glance(rows: Sequence[Row]) -> list[Answer]:
-    """Return the answers that the rows allow: none where no point is a result."""
+def at_a_glance(rows: Sequence[Row], floor: float = 1.0) -> list[Answer]:
+    """Return the answers that the rows allow: none where no point is a result.
+
+    `floor` is the sweep's noise floor, a ratio of step times of at least 1.
+    """
     results = judged(rows)
     if not results:
         return []
     names = {row["key"]: point_name(row, rows) for row in rows}
-    questions = (_fastest, _bound, _lost, _memory, _choice)
-    return [answer for question in questions if (answer := question(results, names)) is not None]
+    answers = [
+        _fastest(results, names, floor),
+        _bound(results, names),
+        _lost(results, names),
+        _memory(results, names),
+        _choice(results, names, floor),
+    ]
+    return [answer for answer in answers if answer is not None]
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
@@ -47,14 +68,14 @@ def judged(rows: Sequence[Row]) -> list[Row]:
     return [row for row in results if row["status"] != "simulated"] or results
 
 
-def level_with(row: Row, results: Sequence[Row]) -> list[Row]:
-    """Return the other points whose interval of speed overlaps that of `row`, fastest first."""
+def level_with(row: Row, results: Sequence[Row], floor: float = 1.0) -> list[Row]:
+    """Return the points that cannot be told from the fastest, `row`: speeds overlap, or differ by noise alone."""
     speed = _speed(results)
-    slowest, fastest = _interval(row, speed)
+    slowest, _ = _interval(row, speed)
     level = [
         other
         for other in results
-        if other is not row and _interval(other, speed)[1] >= slowest and _interval(other, speed)[0] <= fastest
+        if other is not row and (_interval(other, speed)[1] >= slowest or speed(row) <= floor * speed(other))
     ]
     return sorted(level, key=speed, reverse=True)
 
@@ -95,16 +116,18 @@ def _interval(row: Row, speed: Callable[[Row], float]) -> tuple[float, float]:
     return work / row["step_ci_high_s"], work / row["step_ci_low_s"]
 
 
-def _fastest(results: Sequence[Row], names: Names) -> Answer:
+def _fastest(results: Sequence[Row], names: Names, floor: float) -> Answer:
     row = max(results, key=_speed(results))
     rate = f"{digits(row['samples_per_s'])} samples/s"
     answer = rate if row["speedup"] is None else f"{rate}, {digits(row['speedup'])} times one device"
     because = f"{names[row['key']]}{kind(row)}: {with_interval(row)} ms a step."
     if _by_speed_up(results):
         because += " Judged by speed-up, since the models differ."
-    level = level_with(row, results)
+    if row["speedup"] is not None and row["speedup"] < 1:
+        because += " One device is faster than any of these."
+    level = level_with(row, results, floor)
     if level:
-        because += f" Not told apart from it, as 95 % intervals overlap: {_listed(level, names)}."
+        because += f" Not told apart from it: {_listed(level, names)}."
     if row["oversubscribed"]:
         because += f" It is {LEGEND['*']}."
     if not row["steady"]:
@@ -117,29 +140,19 @@ def _bound(results: Sequence[Row], names: Names) -> Answer | None:
     if not traced:
         return None
     row = max(traced, key=_speed(results))
+    ran = measured_or_simulated([row])
     among = "the fastest" if len(traced) == len(results) else "the fastest whose spans are known"
     steps = [
-        f"Of {names[row['key']]}, {among}, measured / replayed / bound:",
-        f"measured is {_against(row['bubble_fraction'], row['bubble_replayed'])} replayed (overhead and contention),",
+        f"Of {names[row['key']]}, {among}, {ran} / replayed / bound:",
+        f"{ran} is {_against(row['bubble_fraction'], row['bubble_replayed'])} replayed (overhead and contention),",
     ]
     if row["bubble_bound"] is None:
         steps += [f"and no bound is known for {row['schedule']} here."]
     else:
         steps += [f"which is {_against(row['bubble_replayed'], row['bubble_bound'])} the bound (imbalance, transfers)."]
-    known = [each for each in traced if each["bubble_bound"] is not None]
-    nearest = min(known, key=_from_bound, default=None)
-    if nearest is not None:
-        steps += [f"Nearest to its bound: {names[nearest['key']]}, {bubble(nearest, ' / ')}."]
-    if any(each["oversubscribed"] for each in known):
-        steps += ["Where stages share cores, replayed counts instead of measured."]
-    keys = _keys([row] if nearest is None else [row, nearest])
-    return Answer("Bubble against the bound", bubble(row, " / "), " ".join(steps), keys)
-
-
-def _from_bound(row: Row) -> float:
-    """Return how far from its bound a point idles; where its ranks shared cores, as it would on its own."""
-    bubble_fraction = row["bubble_replayed"] if row["oversubscribed"] else row["bubble_fraction"]
-    return abs(float(bubble_fraction) - float(row["bubble_bound"]))
+    if row["oversubscribed"]:
+        steps += ["Its stages share cores, so replayed says more than measured."]
+    return Answer("Bubble against the bound", bubble(row, " / "), " ".join(steps), _keys([row]))
 
 
 def _against(value: float, other: float) -> str:
@@ -147,30 +160,25 @@ def _against(value: float, other: float) -> str:
 
 
 def _lost(results: Sequence[Row], names: Names) -> Answer | None:
+    """Answer for the fastest point, beyond what its schedule idles by design; points differ too much for a mean."""
     told = [row for row in results if row["ledger_compute_s"] is not None]
     if not told:
         return None
-    shares = {part: [row[f"ledger_{part}"] / row["step_s"] for row in told] for part in PARTS}
-    eaters = sorted((part for part in PARTS if part != "compute_s"), key=lambda part: -fmean(shares[part]))
-    largest = eaters[0]
-    worst = max(told, key=lambda row: row[f"ledger_{largest}"] / row["step_s"])
-    told_of = [part for part in eaters if fmean(shares[part]) >= 0.005][:_MOST_NAMED]
-    listed = ", ".join(f"{part_name(part)} {_percent(shares[part])}" for part in told_of or [largest])
-    mean = "Mean shares of the step" if len(told) > 1 else "Shares of the step"
-    because = f"{mean}: compute {_percent(shares['compute_s'])}; {listed}."
-    if len(told) > 1:
-        because += f" Most {part_name(largest)}: {names[worst['key']]}."
-    answer = f"{part_name(largest).capitalize()}, {fmean(shares[largest]):.0%} of the step"
-    return Answer("What eats the rest", answer, because, _keys([worst]))
-
-
-def _percent(shares: Sequence[float]) -> str:
-    """Return the mean share, and from where to where it goes."""
-    mean, lowest, highest = (
-        f"{round(share, 2) + 0.0:.0%}"
-        for share in (fmean(shares), min(shares), max(shares))  # no -0 %
+    row = max(told, key=_speed(results))
+    shares = {part: row[f"ledger_{part}"] / row["step_s"] for part in PARTS}
+    beyond = [part for part in PARTS if part not in ("compute_s", "fill_and_drain_s")]
+    largest = max(beyond, key=shares.__getitem__)
+    listed = ", ".join(
+        f"{part_name(part)} {shares[part]:.1%}"
+        for part in sorted(beyond, key=lambda part: -shares[part])
+        if shares[part] >= _WORTH_NAMING
     )
-    return mean if lowest == highest else f"{mean} ({lowest} to {highest})"
+    because = (
+        f"Of {names[row['key']]}, {milliseconds(row['step_s'])} ms a step: compute {shares['compute_s']:.1%}, "
+        f"{part_name('fill_and_drain_s')} {shares['fill_and_drain_s']:.1%}, {listed or 'nothing else large'}."
+    )
+    answer = f"{part_name(largest).capitalize()}, {shares[largest]:.1%} of the step"
+    return Answer("What eats the rest", answer, because, _keys([row]))
 
 
 def _memory(results: Sequence[Row], names: Names) -> Answer:
@@ -182,19 +190,19 @@ def _memory(results: Sequence[Row], names: Names) -> Answer:
         return Answer("Memory", answer, f"{because} No point takes less.", _keys([fastest]))
     ratio = least["peak_memory_bytes"] / fastest["peak_memory_bytes"]
     because += f" {names[least['key']]} takes least: {mebibytes(least['peak_memory_bytes'])} MiB, {ratio:.3f} of that."
-    return Answer("Memory", answer, because, _keys([least, fastest]))
+    return Answer("Memory", answer, because, _keys([fastest, least]))
 
 
-def _choice(results: Sequence[Row], names: Names) -> Answer | None:
+def _choice(results: Sequence[Row], names: Names, floor: float) -> Answer | None:
     """Answer with the lightest of the points that are fastest as far as can be told, and what less memory costs."""
     if len(results) == 1:
         return None
     by_model = _by_model(results)
     if len(by_model) > 1:
-        chosen_of_each = [_chosen(members) for members in by_model]
+        chosen_of_each = [_chosen(members, floor) for members in by_model]
         because = f"The fastest of each, or the lightest as fast as can be told: {_listed(chosen_of_each, names)}."
         return Answer("What to choose", f"One point for each of {len(by_model)} models", because, _keys(chosen_of_each))
-    fastest, chosen = max(results, key=_speed(results)), _chosen(results)
+    fastest, chosen = max(results, key=_speed(results)), _chosen(results, floor)
     if chosen is fastest:
         because = "The fastest."
     else:
@@ -207,12 +215,22 @@ def _choice(results: Sequence[Row], names: Names) -> Answer | None:
         because += f" For less memory: {_listed(cheaper, names, _speed_and_memory)}."
     else:
         because += f" None takes {WORTH_FRACTION:.0%} less memory."
-    return Answer("What to choose", names[chosen["key"]], because, _keys([chosen, *cheaper]))
+    if chosen["speedup"] is not None and chosen["speedup"] < 1:
+        because += f" One device is faster: it takes {chosen['speedup']:.3f} of this step's time."
+    return Answer("What to choose", names[chosen["key"]] + kind(chosen), because, _keys([chosen, *cheaper]))
 
 
-def _chosen(results: Sequence[Row]) -> Row:
-    fastest = max(results, key=_speed(results))
-    return min([fastest, *level_with(fastest, results)], key=lambda row: float(row["peak_memory_bytes"]))
+def _chosen(results: Sequence[Row], floor: float) -> Row:
+    """Return the fastest, or a point level with it that is much lighter and whose median is not much slower.
+
+    A point that scatters widely is level with everything; that is no reason to choose it.
+    """
+    speed = _speed(results)
+    fastest = max(results, key=speed)
+    near = [row for row in level_with(fastest, results, floor) if speed(fastest) <= (1 + WORTH_FRACTION) * speed(row)]
+    lightest = min([fastest, *near], key=lambda row: float(row["peak_memory_bytes"]))
+    much = lightest["peak_memory_bytes"] <= (1 - WORTH_FRACTION) * fastest["peak_memory_bytes"]
+    return lightest if much else fastest
 
 
 def _by_model(results: Sequence[Row]) -> list[list[Row]]:

@@ -22,7 +22,6 @@ from pipebench.report import words
 from pipebench.report.cells import LEGEND, marks
 from pipebench.report.content import Content
 from pipebench.report.figures import Picture, themed_svg
-from pipebench.report.glance import at_a_glance
 from pipebench.report.table import Table
 from pipebench.report.timeline import packed
 from pipebench.rows import COMPARABLE, MEASURED, Row
@@ -44,7 +43,6 @@ def html_page(content: Content, pictures: Sequence[Picture]) -> str:
     scripts = [_part(name) for name in SCRIPTS]
     return _template().render(
         content=content,
-        answers=at_a_glance(content.rows),
         names={point.key: point.name for point in content.points},
         pictures=[(picture, Markup(themed_svg(picture))) for picture in pictures],
         filters=filters(content.rows),
@@ -74,10 +72,8 @@ def data(rows: Sequence[Row], timelines: dict[str, str]) -> dict[str, Any]:
 
 
 def shades(table: Table) -> Callable[[float | None], str]:
-    """Return how deep a cell of a shaded table is coloured: from 0 % at its lowest number to 100 % at its highest."""
-    values = (cell.value for line in table.lines for cell in line)
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    """Return how deep a cell is coloured: from 0 % at the low end of the table's scale to 100 % at its high end."""
+    low, high = table.shade or (0.0, 0.0)
 
     def shade(value: float | None) -> str:
         if value is None or not math.isfinite(value):

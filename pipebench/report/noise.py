@@ -29,6 +29,12 @@ def noise_of(sweep: Sweep) -> Noise | None:
         return Noise(ratio, noise_floor(ratio))
 
 
+def floor_of(sweep: Sweep) -> float:
+    """Return the noise floor, 1 where none is known."""
+    noise = noise_of(sweep)
+    return noise.floor if noise else 1.0
+
+
 def in_words(sweep: Sweep, rows: Sequence[Row]) -> str:
     """Say in one line what was measured twice and which differences mean nothing."""
     if sweep.again is None:

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pipebench.report.cells import LEGEND, escape
 from pipebench.report.content import Content, Point
 from pipebench.report.figures import Picture
-from pipebench.report.glance import at_a_glance
+from pipebench.report.glance import Answer
 from pipebench.report.table import Table, markdown
 from pipebench.report.words import ADVICE_TEXT, BUBBLE_TEXT, LEDGER_TEXT, SPEEDUP_TEXT, STAGES_TEXT
-from pipebench.rows import Row
 
 
 def page(content: Content, pictures: Sequence[Picture]) -> str:
@@ -16,10 +15,12 @@ def page(content: Content, pictures: Sequence[Picture]) -> str:
     parts = [
         f"# pipebench: {escape(content.name)}",
         f"{content.counts} Swept: {escape(content.swept)}.",
-        *_glance(content.rows),
+        *_glance(content.answers),
         *_failures(content.failures),
         "## Results",
         *(f"![{escape(picture.alternative)}]({picture.name}.png)" for picture in pictures),
+        "### All points",
+        markdown(content.results),
         *_titled(content.comparisons),
         *_notes(content.notes),
         *_grids(content),
@@ -36,10 +37,8 @@ def page(content: Content, pictures: Sequence[Picture]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _glance(rows: Sequence[Row]) -> list[str]:
-    lines = [
-        f"- **{answer.question}:** {escape(answer.answer)}. {escape(answer.because)}" for answer in at_a_glance(rows)
-    ]
+def _glance(answers: Sequence[Answer]) -> list[str]:
+    lines = [f"- **{answer.question}:** {escape(answer.answer)}. {escape(answer.because)}" for answer in answers]
     return ["## At a glance", "\n".join(lines)] if lines else []
 
 

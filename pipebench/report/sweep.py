@@ -48,50 +48,67 @@ class Sweep:
     stages: dict[str, list[StageRow]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What sweep.json says was asked for; `twice` is the key of the point that is measured twice, or None."""
+
+    name: str
+    swept: tuple[str, ...]
+    points: dict[str, RunConfig]
+    references: dict[str, RunConfig]
+    reference_of: dict[str, str]
+    twice: str | None
+
+
 def read_sweep(folder: Path) -> Sweep:
     """Read the folder of a sweep, finished or not, and compute its rows.
 
     Raise ResultError when sweep.json cannot be read; what is wrong with a point alone becomes its status.
     """
-    path = folder / SWEEP_FILE
-    state = read_json(path)
-    with one_line_errors(path):
-        points = {_key(point["key"]): config_from(point["config"]) for point in state["points"]}
-        references = {_key(each["key"]): config_from(each["config"]) for each in state["references"]}
-        swept = tuple(_swept_key(name) for name in state["swept"])
-        name = str(state["name"])
-        reference_of = {_key(point): _key(reference) for point, reference in state["reference_of"].items()}
-        twice = state.get("noise_floor")  # null, or not there: sweeps were made before there was one
-        if twice is not None and _key(twice) not in points:
-            raise ValueError(f"noise_floor {twice!r}: expected one of the points")
-        for config in (*points.values(), *references.values()):
-            _check_counts(config)
-    known = _read_all(folder, {**references, **points}, RESULT_FILE)
-    compared_with = [key for key in dict.fromkeys(reference_of.values()) if key in known]
-    read_references = {key: _read_row(known[key], None, swept) for key in compared_with}
-    known |= {key: result for key, (result, _, _) in read_references.items()}
-    read = {
-        key: _read_row(
-            known.get(key) or _without_result(key, config, "pending"), known.get(reference_of.get(key, "")), swept
-        )
-        for key, config in points.items()
-    }
+    asked = _read_asked(folder / SWEEP_FILE)
+    points, swept = asked.points, asked.swept
+    known = _read_all(folder, {**asked.references, **points}, RESULT_FILE)
+    compared_with = [key for key in dict.fromkeys(asked.reference_of.values()) if key in known]
+    references = {key: _read_row(known[key], None, swept) for key in compared_with}
+    known |= {key: result for key, (result, _, _) in references.items()}
+    read = {}
+    for key, config in points.items():
+        result = known.get(key) or _without_result(key, config, "pending")
+        read[key] = _read_row(result, known.get(asked.reference_of.get(key, "")), swept)
     known |= {key: result for key, (result, _, _) in read.items() if key in known}
-    again = list(_read_all(folder, {twice: points[twice]}, AGAIN_FILE).values()) if twice else []
+    again = _read_all(folder, {asked.twice: points[asked.twice]} if asked.twice else {}, AGAIN_FILE)
     return Sweep(
         folder=folder,
-        name=name,
+        name=asked.name,
         swept=swept,
         points=points,
         results={key: known[key] for key in points if key in known},
-        references={key: known[key] for key in references if key in known},
-        reference_of=reference_of,
+        references={key: known[key] for key in asked.references if key in known},
+        reference_of=asked.reference_of,
         pending={key: config for key, config in points.items() if key not in known},
-        again=_read_row(again[0], None, swept)[0] if again else None,
+        again=next((_read_row(result, None, swept)[0] for result in again.values()), None),
         rows=[row for _, row, _ in read.values()],
-        reference_rows=[row for _, row, _ in read_references.values()],
-        stages={key: stages for key, (_, _, stages) in (read_references | read).items() if stages},
+        reference_rows=[row for _, row, _ in references.values()],
+        stages={key: stages for key, (_, _, stages) in (references | read).items() if stages},
     )
+
+
+def _read_asked(path: Path) -> _Asked:
+    state = read_json(path)
+    with one_line_errors(path):
+        asked = _Asked(
+            name=str(state["name"]),
+            swept=tuple(_swept_key(name) for name in state["swept"]),
+            points={_key(point["key"]): config_from(point["config"]) for point in state["points"]},
+            references={_key(each["key"]): config_from(each["config"]) for each in state["references"]},
+            reference_of={_key(point): _key(reference) for point, reference in state["reference_of"].items()},
+            twice=state.get("noise_floor"),  # not there in records that know none
+        )
+        if asked.twice is not None and _key(asked.twice) not in asked.points:
+            raise ValueError(f"noise_floor {asked.twice!r}: expected one of the points")
+        for config in (*asked.points.values(), *asked.references.values()):
+            _check_counts(config)
+    return asked
 
 
 def _read_all(folder: Path, points: dict[str, RunConfig], name: str) -> dict[str, RunResult]:

@@ -1,12 +1,13 @@
 """Which tables a report has: a sweep's rows as tables of finished cells, whatever format they end in."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pipebench.config import RunConfig, value_at
 from pipebench.grid import K, M, groups, values, varying
-from pipebench.ledger import PARTS
+from pipebench.ledger import PARTS, part_name
 from pipebench.report.cells import (
     NOTHING,
     bubble,
@@ -14,6 +15,7 @@ from pipebench.report.cells import (
     fraction,
     kind,
     marks,
+    measured_or_simulated,
     mebibytes,
     milliseconds,
     tenths,
@@ -34,12 +36,13 @@ def point_name(row: Row, rows: Sequence[Row]) -> str:
 def results_table(rows: Sequence[Row]) -> Table:
     """Return a line per point with everything that matters; one without a result shows its status."""
     names = varying(rows)
+    bubble_name = f"bubble {measured_or_simulated(rows)}"
     numbers: dict[str, Callable[[Row], Cell]] = {
         "step ms [95 %]": lambda row: Cell(with_interval(row), row["step_s"]),
         "samples/s": lambda row: Cell(digits(row["samples_per_s"]), row["samples_per_s"]),
         "tokens/s": lambda row: Cell(digits(row["tokens_per_s"]), row["tokens_per_s"]),
         "speed-up": lambda row: Cell(digits(row["speedup"]), row["speedup"]),
-        "bubble measured": lambda row: Cell(fraction(row["bubble_fraction"]), row["bubble_fraction"]),
+        bubble_name: lambda row: Cell(fraction(row["bubble_fraction"]), row["bubble_fraction"]),
         "replayed": lambda row: Cell(fraction(row["bubble_replayed"]), row["bubble_replayed"]),
         "bound": lambda row: Cell(fraction(row["bubble_bound"]), row["bubble_bound"]),
         "peak MiB": lambda row: Cell(mebibytes(row["peak_memory_bytes"]), row["peak_memory_bytes"]),
@@ -72,16 +75,17 @@ def _number(value: Any) -> float | None:
 
 
 def _without_empty_columns(table: Table) -> Table:
-    """Leave out the numbers that no line has."""
+    """Leave out what no line has."""
     kept = [
         column
         for column in range(len(table.header))
-        if column < table.num_text_columns or any(line[column].text != NOTHING for line in table.lines)
+        if any(line[column].text not in ("", NOTHING) for line in table.lines)
     ]
     return dataclasses.replace(
         table,
         header=tuple(table.header[column] for column in kept),
         lines=tuple(tuple(line[column] for column in kept) for line in table.lines),
+        num_text_columns=sum(column < table.num_text_columns for column in kept),
     )
 
 
@@ -113,7 +117,7 @@ def pivots(rows: Sequence[Row], suffix: str = "") -> list[Table]:
     tables = []
     for name in known or list(_PIVOTS)[:1]:
         title, column, text = _PIVOTS[name]
-        tables.append(Table(name + suffix, title, header, _pivot(rows, column, text), shaded=True))
+        tables.append(Table(name + suffix, title, header, _pivot(rows, column, text)))
     return tables
 
 
@@ -139,10 +143,19 @@ def grids(rows: Sequence[Row]) -> dict[str, list[Table]]:
     if compared(rows) and all(len(members) == 1 for members in groups(rows).values()):
         return {}  # a table of one cell for each schedule would only repeat the comparison
     found = groups(rows)
-    return {
+    tables = {
         title: pivots(members, f"-{number}" if len(found) > 1 else "")
         for number, (title, members) in enumerate(found.items(), start=1)
     }
+    return {title: [_shaded(table, tables.values()) for table in members] for title, members in tables.items()}
+
+
+def _shaded(table: Table, groups: Iterable[Sequence[Table]]) -> Table:
+    """Return the table with one scale for its quantity over all groups, so that colours compare across tables."""
+    alike = [other for members in groups for other in members if other.title == table.title]
+    values = [cell.value for other in alike for line in other.lines for cell in line if cell.value is not None]
+    finite = [value for value in values if math.isfinite(value)]
+    return dataclasses.replace(table, shade=(min(finite), max(finite)) if finite else None)
 
 
 def comparisons(rows: Sequence[Row]) -> list[Table]:
@@ -201,34 +214,40 @@ def _ratio(row: Row, other: Row | None) -> Cell:
     return Cell(f"{ratio:.3f}", ratio)
 
 
-def part_name(part: str) -> str:
-    """Return what a reader calls a part of the ledger: `fill and drain`."""
-    return part.removesuffix("_s").replace("_", " ")
-
-
 def ledger_table(rows: Sequence[Row]) -> Table | None:
     """Return where the time of each measured point went, None where no engine recorded spans."""
     told = [row for row in rows if row["status"] in COMPARABLE and row["ledger_compute_s"] is not None]
     if not told:
         return None
-    header = ("point", "step", *map(part_name, PARTS))
+    names = varying(rows)
+    header = ("K", "M", *names, "", "step", *map(part_name, PARTS))
     lines = tuple(
         (
-            Cell(point_name(row, rows) + marks(row) + kind(row), key=row["key"]),
+            Cell(str(row[K]), row[K], key=row["key"]),
+            *(Cell(str(row[name]), _number(row[name])) for name in (M, *names)),
+            Cell((marks(row) + kind(row)).strip()),
             Cell(milliseconds(row["step_s"]), row["step_s"]),
             *(Cell(tenths(row[f"ledger_{part}"]), row[f"ledger_{part}"]) for part in PARTS),
         )
         for row in told
     )
-    return Table("ledger", "Where the time went (ms)", header, lines, keys=tuple(row["key"] for row in told))
+    keys = tuple(row["key"] for row in told)
+    return _without_empty_columns(Table("ledger", "Where the time went (ms)", header, lines, len(names) + 3, keys))
+
+
+_RESOLVED = ("device", "threads")
+"""What a reference shares with its points beyond the axes, so that two of them may differ in it alone."""
 
 
 def references_table(sweep: Sweep) -> Table | None:
     """Return the one-device runs that speed-ups are measured against, None while there are none."""
-    rows = sweep.reference_rows
+    known = {**sweep.references, **sweep.results}
+    rows = [
+        {**row, **{name: getattr(known[row["key"]].config, name) for name in _RESOLVED}} for row in sweep.reference_rows
+    ]
     if not rows:
         return None
-    names = varying(rows)
+    names = [*varying(rows), *(name for name in _RESOLVED if len({row[name] for row in rows}) > 1)]
     header = (*names, "status", "step ms", "samples/s", "tokens/s", "peak MiB")
     lines = tuple(
         cells(
@@ -257,7 +276,7 @@ def setting_table(sweep: Sweep) -> Table:
     environments = [result.environment for result in (*sweep.references.values(), *sweep.results.values())]
     names = dict.fromkeys(name for environment in environments for name in environment)
     lines += [(name, _distinct(environment.get(name) for environment in environments)) for name in names]
-    shown = tuple(cells(_with_unit(name, value)) for name, value in lines)
+    shown = tuple(cells(_with_unit(name, value)) for name, value in lines if value not in ("", "None"))
     return Table("setting", "What ran, and where", ("setting", "value"), shown, 2)
 
 

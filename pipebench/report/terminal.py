@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from pipebench.grid import K, M, varying
 from pipebench.report.cells import LEGEND, NOTHING, bubble, digits, marks, mebibytes, with_interval
 from pipebench.report.glance import at_a_glance
+from pipebench.report.noise import floor_of
+from pipebench.report.noise import in_words as noise_in_words
+from pipebench.report.sweep import Sweep
 from pipebench.rows import COMPARABLE, Row
 
 if TYPE_CHECKING:
@@ -32,14 +35,17 @@ def print_table(rows: Sequence[Row]) -> None:
             print(f"{mark} {LEGEND[mark]}")
 
 
-def print_glance(rows: Sequence[Row]) -> None:
-    """Print the answers at a glance, each a paragraph as wide as the terminal."""
+def print_glance(sweep: Sweep) -> None:
+    """Print the answers at a glance and the noise floor, each a paragraph as wide as the terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)
     width = max(60, min(console.width, 120))
-    for answer in at_a_glance(rows):
-        text = f"{answer.question}: {answer.answer}. {answer.because}"
+    answers = at_a_glance(sweep.rows, floor_of(sweep))
+    told = [f"{answer.question}: {answer.answer}. {answer.because}" for answer in answers]
+    if sweep.again is not None:
+        told.append(f"Noise floor: {noise_in_words(sweep, sweep.rows)}")
+    for text in told:
         print(textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False))
 
 

@@ -4,8 +4,9 @@ BUBBLE_TEXT = """\
 All three are idle time over makespan, for K stages. **measured**: of the steps as they really ran.
 **replayed**: the same schedule played with the measured cost of every action and transfer, each stage on a device of
 its own; it means something even where stages outnumber cores. **bound**: the closed form of the schedule for equal
-stages and free transfers, (K-1)/(M+K-1) for GPipe and 1F1B; none is known for rows read from a file. So
-replayed - bound is imbalance and transfer, and measured - replayed is overhead and contention.
+stages and free transfers, (K-1)/(M+K-1) for GPipe and 1F1B; none is known for rows read from a file, and for some
+schedules with recompute. So replayed - bound is imbalance and transfer (less a little, since the optimizer counts as
+work), and measured - replayed is overhead and contention.
 (Megatron-LM prints (K-1)/M instead, which is idle over ideal time.)"""
 
 LEDGER_TEXT = """\
@@ -16,9 +17,12 @@ optimizer; actions of one kind that do not all take the same time; and the rest,
 while ranks wait for a core."""
 
 ADVICE_TEXT = """\
-In words, and the one change from which the simulator expects most, with the point's own costs; more micro-batches are
-taken to cost as much per sample as these do."""
+In words, and the one change from which most is to be gained: by the simulator, with the point's own costs (more
+micro-batches are taken to cost as much per sample as these do, and overhead is left as it is), or, where that gains
+more, as another point of this sweep has shown."""
 
-SPEEDUP_TEXT = "A speed-up is the step time of the same model and batch on one device (K=1, M=1) over the point's."
+SPEEDUP_TEXT = """\
+A speed-up is the step time of the same model and batch on one device (K=1, M=1), with as many threads as one of the
+point's stages has, over the point's."""
 
 STAGES_TEXT = "Times of one action, and of all actions in a step (busy), in ms; memory at each rank's peak, in MiB."

@@ -13,7 +13,7 @@ from pipebench.report.html import html_page
 from pipebench.report.latex import latex
 from pipebench.report.page import page
 from pipebench.report.sweep import Sweep
-from pipebench.report.table import csv_text
+from pipebench.report.table import csv_of, csv_text
 
 Files = dict[str, bytes]
 """Content by name inside the sweep's folder."""
@@ -38,12 +38,7 @@ def _latex(content: Content, pictures: Sequence[Picture]) -> Files:
 
 
 def _csv(content: Content, pictures: Sequence[Picture]) -> Files:
-    return {
-        f"tables/{table.name}.csv": csv_text(
-            table.header, ([cell.text for cell in line] for line in table.lines)
-        ).encode()
-        for table in content.tables
-    }
+    return {f"tables/{table.name}.csv": csv_of(table).encode() for table in content.tables}
 
 
 def _pictures(suffix: str) -> Callable[[Content, Sequence[Picture]], Files]:

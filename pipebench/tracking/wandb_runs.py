@@ -85,7 +85,7 @@ class WandbRuns:
 
     def log_point(self, result: RunResult, row: Row, stages: list[StageRow]) -> None:
         known = dataclasses.asdict(result.config).items()
-        config = {name: value for name, value in known if value != MISSING}  # keys that are younger than the record
+        config = {name: value for name, value in known if value != MISSING}  # a record may lack keys
         config |= {"environment": result.environment, "sweep": self._name}
         about = _About(result.key, run_name(row), "point", result.status, config)
         self._write(about, partial(_log_point, result=result, row=row, stages=stages))

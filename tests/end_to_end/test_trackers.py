@@ -165,7 +165,7 @@ def test_pushing_takes_what_it_is_told_and_makes_the_pictures_that_are_missing(
     folder, _ = pushed
     run_folder = run_of(folder, REPORT)
     assert summary(run_folder)["project"] == "other"
-    assert len(list(run_folder.glob("files/media/images/figures/*.png"))) == 2
+    assert len(list(run_folder.glob("files/media/images/figures/*.png"))) == len(list(folder.glob("*.png"))) > 0
 
 
 def test_pushing_says_how_many_runs_there_are_and_how_to_look_at_them(pushed: tuple[Path, list[str]]) -> None:

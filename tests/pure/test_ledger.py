@@ -156,12 +156,12 @@ def test_several_steps_give_the_median_of_each_part_and_the_rest_to_overhead() -
 def test_a_ledger_reads_as_a_sentence_largest_part_first() -> None:
     parts = Ledger(0.7, 0.05, 0.0, 0.12, 0.02, 0.001, 0.004, 0.105)
     assert in_words(parts, [1.0, 1.3, 0.7]) == (
-        "300.0 ms of 1000.0 ms not computing: 120.0 imbalance (rank 1 takes 30% more than the mean), "
+        "300.0 ms of 1000.0 ms beyond forward and backward: 120.0 imbalance (rank 1 takes 30% more than the mean), "
         "105.0 overhead and contention, 50.0 fill and drain, 20.0 transfers"
     )
     assert "120.0 imbalance (now one rank is slower, now another)" in in_words(parts, [1.0, 1.001])
     assert in_words(Ledger(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), [1.0]) == (
-        "0.0 ms of 1000.0 ms not computing: nothing large"
+        "0.0 ms of 1000.0 ms beyond forward and backward: nothing large"
     )
 
 
@@ -195,9 +195,9 @@ def test_a_predicted_gain_is_what_the_changed_point_really_gains() -> None:
     assert found is not None
     step_s = [result.repeats[0].ranks[0].step_s[0] for result in (before, after)]
     assert found.gain_fraction == pytest.approx(1 - step_s[1] / step_s[0])
-    assert advice_in_words(found).startswith("most is expected of schedule=zb_h1: 72% less time, ")
+    assert advice_in_words(found, None).startswith("most is expected of schedule=zb_h1: 72% less time, ")
 
 
 def test_nothing_is_advised_where_nothing_is_to_be_gained() -> None:
     assert advice(point("stages=1", "model.layers=1")) is None
-    assert advice_in_words(None) == "no single change is expected to gain 2%"
+    assert advice_in_words(None, None) == "no single change is expected to gain 2%"

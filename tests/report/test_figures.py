@@ -149,7 +149,7 @@ def test_parts_are_told_apart_without_colour() -> None:
     picture = drawn(ledger_picture(table_rows()))
     hatches = [bar.get_hatch() for bar in picture.figure.axes[0].patches]
     assert len(set(hatches)) == len(PARTS)
-    assert {"compute", "fill and drain", "recompute", "jitter", "overhead"} <= set(texts(picture))
+    assert {"compute", "fill and drain", "recompute", "jitter", "overhead and contention"} <= set(texts(picture))
 
 
 def test_of_too_many_points_the_fastest_are_drawn_in_their_order() -> None:

@@ -148,7 +148,7 @@ def test_the_ledger_holds_the_numbers_of_the_csv(reported: Path, page: Element) 
     [(key, line)] = cells_of(page, "ledger").items()
     assert key == OK
     parts = [row[name] for name in row if name.startswith("ledger_")]
-    assert [cell.attributes["data-value"] for cell in line[1:]] == [row["step_s"], *parts]
+    assert [cell.attributes["data-value"] for cell in line[-1 - len(parts) :]] == [row["step_s"], *parts]
 
 
 def test_points_without_a_result_are_named_with_their_message_and_stand_in_every_table(page: Element) -> None:
@@ -170,7 +170,7 @@ def test_points_without_a_result_are_named_with_their_message_and_stand_in_every
 def test_a_point_tells_its_numbers_its_losses_and_its_stages(page: Element) -> None:
     point = page.one("details", id=f"point-{OK}")
     assert point.one("h3").text == "K=2, M=2, schedule=gpipe"
-    assert "3000.0 ms of 9000.0 ms not computing: 3000.0 fill and drain." in point.text
+    assert "3000.0 ms of 9000.0 ms beyond forward and backward: 3000.0 fill and drain." in point.text
     assert "makespan 9000 ms, bubble 0.333" in str(point.one("div", class_="timeline").attributes["data-alternative"])
     assert f"runs/{OK}/trace.json" in point.text
     assert [line.children[3].text for line in point.one("tbody").all("tr")] == ["1000", "1000"]
@@ -294,9 +294,9 @@ def test_a_sweep_without_any_result_has_a_page(tmp_path: Path) -> None:
 
 def test_cells_are_shaded_from_the_lowest_number_to_the_highest() -> None:
     lines = ((Cell("K=2"), Cell("a", 1.0), Cell("b", 2.0), Cell("c", 5.0), Cell("error", status="error")),)
-    shade = shades(Table("t", "t", ("",) * 5, lines, shaded=True))
+    shade = shades(Table("t", "t", ("",) * 5, lines, shade=(1.0, 5.0)))
     assert [shade(cell.value) for cell in lines[0][1:]] == ["0%", "25%", "100%", "0%"]
-    alone = shades(Table("t", "t", ("", ""), ((Cell("K=2"), Cell("a", 1.0), Cell("b", float("nan"))),), shaded=True))
+    alone = shades(Table("t", "t", ("", ""), ((Cell("K=2"), Cell("a", 1.0)),), shade=(1.0, 1.0)))
     assert [alone(1.0), alone(float("nan"))] == ["50%", "0%"]
 
 

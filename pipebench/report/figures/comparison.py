@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipebench.grid import K
 from pipebench.report.cells import MIB, marks, mebibytes, milliseconds
 from pipebench.report.figures.bars import BAR_HEIGHT, MOST_BARS, beside, room_for_numbers, shortened
 from pipebench.report.figures.canvas import (
@@ -57,9 +58,9 @@ def schedules_picture(rows: Sequence[Row]) -> Picture | None:
 
 
 def _readable(sets: dict[str, list[Row]]) -> dict[str, list[Row]]:
-    """Return the first sets, as many as one picture holds, and at least one."""
+    """Return as many sets as one picture holds, at least one: those with most stages, where most is at stake."""
     shown: dict[str, list[Row]] = {}
-    for title, ordered in sets.items():
+    for title, ordered in sorted(sets.items(), key=lambda each: -each[1][0][K]):
         if shown and (len(shown) == MOST_PANELS or sum(map(len, shown.values())) + len(ordered) > MOST_BARS):
             break
         shown[title] = ordered

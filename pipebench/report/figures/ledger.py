@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipebench.grid import K, M
-from pipebench.ledger import PARTS
+from pipebench.ledger import PARTS, part_name
 from pipebench.report.cells import milliseconds, tenths
 from pipebench.report.figures.bars import (
     BAR_HEIGHT,
@@ -29,7 +29,7 @@ from pipebench.report.figures.canvas import (
     sentences,
     told,
 )
-from pipebench.report.tables import part_name, point_name
+from pipebench.report.tables import point_name
 from pipebench.rows import COMPARABLE, Row
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipebench.grid import K, M, groups, values, varying
-from pipebench.report.cells import digits, fraction
+from pipebench.report.cells import digits, fraction, measured_or_simulated
 from pipebench.report.figures.canvas import (
     INK,
     MOST_PANELS,
@@ -62,7 +62,7 @@ def bubble_picture(rows: Sequence[Row]) -> Picture | None:
     told_of = [row for row in rows if row["status"] in COMPARABLE and row["bubble_fraction"] is not None]
     if not _forms_lines(told_of):
         return None
-    measured = _measured_or_simulated(told_of)
+    measured = measured_or_simulated(told_of)
     kinds = {"measured": measured, "replayed": "replayed", "bound": "bound"}
     title = "Bubble fraction: how much of K devices stood idle"
     figure = _figure(told_of, title, "idle / makespan", kinds, _bubble)
@@ -76,7 +76,7 @@ def throughput_picture(rows: Sequence[Row]) -> Picture | None:
     told_of = [row for row in rows if row["status"] in COMPARABLE]
     if not _forms_lines(told_of):
         return None
-    all_simulated = _measured_or_simulated(told_of) == "simulated"
+    all_simulated = measured_or_simulated(told_of) == "simulated"
     kinds = {"measured": "simulated" if all_simulated else "median, 95 % interval"}
     if any(row["speedup"] for row in told_of):
         kinds["one device"] = "one device"
@@ -94,11 +94,6 @@ def _x(rows: Sequence[Row]) -> str:
 def _forms_lines(rows: Sequence[Row]) -> bool:
     """Tell whether to draw: schedules compared at one size are bars, since a line through one point says nothing."""
     return bool(rows) and (len(values(rows, _x(rows))) > 1 or not compared(rows))
-
-
-def _measured_or_simulated(rows: Sequence[Row]) -> str:
-    simulated = [row["status"] == "simulated" for row in rows]
-    return "simulated" if all(simulated) else "measured or simulated" if any(simulated) else "measured"
 
 
 def _facts(rows: Sequence[Row], columns: dict[str, str], text: Callable[[float | None], str]) -> list[str]:

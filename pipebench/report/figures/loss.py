@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipebench.grid import K, M, values, varying
-from pipebench.report.content import WHAT_IS_TRAINED, Point
+from pipebench.report.advice import WHAT_IS_TRAINED
+from pipebench.report.content import Point
 from pipebench.report.figures.canvas import (
     MOST_PANELS,
     Picture,
