@@ -215,6 +215,8 @@ def _choice(results: Sequence[Row], names: Names, floor: float) -> Answer | None
         because += f" For less memory: {_listed(cheaper, names, _speed_and_memory)}."
     else:
         because += f" None takes {WORTH_FRACTION:.0%} less memory."
+    if chosen["oversubscribed"]:
+        because += f" It is {LEGEND['*']}."
     if chosen["speedup"] is not None and chosen["speedup"] < 1:
         because += f" One device is faster: it takes {chosen['speedup']:.3f} of this step's time."
     return Answer("What to choose", names[chosen["key"]] + kind(chosen), because, _keys([chosen, *cheaper]))

@@ -100,6 +100,7 @@ def test_where_stages_share_cores_the_replayed_bubble_says_more() -> None:
     found = answers(point("a", 6.0, 3, oversubscribed=True), point("b", 9.0, 3, micro=4))
     assert "replayed says more than measured" in found["Bubble against the bound"].because
     assert "oversubscribed" in found["Fastest"].because
+    assert "oversubscribed" in found["What to choose"].because
 
 
 def test_a_schedule_without_a_known_bound_says_so() -> None:
