@@ -7,14 +7,14 @@ nothing has been written), 130 after Ctrl-C.
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipebench.compose import Grid, compose_grid
 from pipebench.config import RunConfig, resolve
 from pipebench.display import make_display
 from pipebench.errors import ConfigError, ScheduleError
-from pipebench.harness.sweep import Observer, Plan, make_folder, plan_sweep, run_sweep
+from pipebench.harness.sweep import Observer, Plan, ends_the_sweep, make_folder, plan_sweep, run_sweep
 from pipebench.machine import this_machine
 from pipebench.record import RunResult
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
@@ -108,6 +108,7 @@ def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
         except KeyboardInterrupt:
             interrupted = True
             print("interrupted: what was measured so far follows", file=sys.stderr)
+        _say_if_stopped(plan, finished)
         _conclude(folder, trackers)
     finally:
         trackers.finish()
@@ -115,7 +116,13 @@ def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
         print(f"{label:<11}", line)
     if interrupted:
         return 130
-    return 0 if all(finished[key].status in COMPARABLE for key in plan.points) else 1
+    return 0 if all(key in finished and finished[key].status in COMPARABLE for key in plan.points) else 1
+
+
+def _say_if_stopped(plan: Plan, finished: Mapping[str, RunResult]) -> None:
+    if any(ends_the_sweep(result) for result in finished.values()):
+        num_left = len(plan.points.keys() - finished.keys())
+        print(f"stopped after a failure (on_failure=stop): {num_left} of {len(plan.points)} points were not run")
 
 
 def _counted(number: int, what: str) -> str:

@@ -30,6 +30,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("fp32", "bf16")
 DEVICES = ("auto", "cpu", "cuda")
 GATES = ("on", "off")
+ON_FAILURE = ("continue", "stop")
 WANDB_MODES = ("offline", "online", "disabled")
 TRACKERS = ("wandb", "tensorboard")
 TASKS = ("regression", "classification")
@@ -147,6 +148,9 @@ class RunConfig:
     steps: int = MISSING
     repeats: int = MISSING
     noise_floor: bool = MISSING
+    on_failure: str = MISSING
+    point_limit_s: Any = MISSING
+    progress_limit_s: Any = MISSING
     seed: int = MISSING
     gate: str = MISSING
     results_dir: str = MISSING
@@ -157,8 +161,14 @@ class RunConfig:
 MOST_STEPS = 1_000_000
 """More would run for weeks: a typing error."""
 
-NOT_PART_OF_THE_POINT = ("results_dir", "trackers", "wandb", "repeats", "noise_floor")
-"""Keys that say where results go or how often to measure, not what is measured."""
+LONGEST_LIMIT_S = 86_400
+"""A day."""
+
+NOT_PART_OF_THE_POINT = (
+    *("results_dir", "trackers", "wandb", "repeats", "noise_floor"),
+    *("on_failure", "point_limit_s", "progress_limit_s"),
+)
+"""Keys that say where results go, how often to measure or what to do about a failure, not what is measured."""
 
 RESOLVED_BY_THE_MACHINE = ("device", "threads")
 """Keys whose `auto` becomes what the machine has, so that the same command line has other keys elsewhere."""
@@ -272,6 +282,7 @@ def _check_names(config: RunConfig) -> None:
     _check_name("precision", config.precision, PRECISIONS)
     _check_name("device", config.device, DEVICES)
     _check_name("gate", config.gate, GATES)
+    _check_name("on_failure", config.on_failure, ON_FAILURE)
     _check_name("wandb.mode", config.wandb.mode, WANDB_MODES)
     _check_trackers(config.trackers)
     for group, kinds in (("model", MODELS), ("data", DATA)):
@@ -303,6 +314,10 @@ def _check_numbers(config: RunConfig) -> None:
     for key in ("steps", "warmup", "repeats"):
         if getattr(config, key) > MOST_STEPS:
             _fail(key, getattr(config, key), f"at most {MOST_STEPS}")
+    for key in ("point_limit_s", "progress_limit_s"):
+        limit = getattr(config, key)
+        if limit != "auto" and (type(limit) not in (int, float) or not 0 < limit <= LONGEST_LIMIT_S):
+            _fail(key, limit, f"auto or seconds above 0 and up to {LONGEST_LIMIT_S}")
     if isinstance(config.data, TextConfig):
         _check_text(config.data, config.model.sequence + 1)
 

@@ -17,6 +17,7 @@ from pipebench.config import RunConfig, value_at
 from pipebench.harness.launch import Progress
 from pipebench.harness.sweep import Plan
 from pipebench.record import RunResult, step_times
+from pipebench.rows import COMPARABLE
 
 _BAR_WIDTH = 24
 _AGAIN = "again, for the noise floor"
@@ -57,14 +58,14 @@ class Display:
 
     def point_done(self, result: RunResult) -> None:
         line = self._outcome(self._name(result.config), result)
-        if result.status in ("wrong", "error"):
+        if result.status not in COMPARABLE:
             line.stylize("red")
         self._console.print(line, soft_wrap=True)
 
     def again_done(self, result: RunResult) -> None:
         """A second look that fails costs no point anything, so it is a warning."""
         line = self._outcome(f"{self._name(result.config)} {_AGAIN}", result)
-        if result.status in ("wrong", "error"):
+        if result.status not in COMPARABLE:
             line.stylize("yellow")
         self._console.print(line, soft_wrap=True)
 

@@ -7,7 +7,8 @@
     ├── ResultError      a result folder cannot be read
     ├── CompareError     two sweeps that must not be compared, or have nothing in common
     └── PointError       a point failed while it ran
-        └── StageError   ... inside one action of one rank
+        ├── StageError   ... inside one action of one rank
+        └── LossError    ... since its loss is no number
 
 Broken invariants of our own are `assert`s, not errors of this tree.
 """
@@ -50,7 +51,11 @@ class PointError(PipebenchError):
 
 
 class StageError(PointError):
-    """`rank 2 failed at 2F0: <the original error>`."""
+    """`rank 2 failed at 2F0: <the original error>`, which is the cause of this one."""
+
+
+class LossError(PointError):
+    """The rank, the step and what its loss was."""
 
 
 def first_line(error: BaseException) -> str:

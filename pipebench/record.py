@@ -97,6 +97,23 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """The first cause of a failed point: what one rank did, and what went wrong there.
+
+    `rank`, `stage` and `action` (empty) are unknown where no rank can be blamed. `exception` names the error, the
+    signal or the limit; `output` holds the last lines that rank printed; `others` what the other ranks said or did
+    after it, one line each.
+    """
+
+    rank: int | None
+    stage: int | None
+    action: str
+    exception: str
+    output: list[str]
+    others: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """Everything known of one point."""
 
@@ -110,6 +127,7 @@ class RunResult:
     rows: list[list[str]]
     profile: LayerProfile | None
     repeats: list[Repeat] = field(default_factory=list)
+    failure: Failure | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -192,7 +210,7 @@ def read_result(path: Path) -> RunResult:
     """Read a result.json; raise ResultError when it is not one."""
     content = read_json(path)
     try:
-        profile = content["profile"]
+        profile, failure = content["profile"], content.get("failure")  # results were made before there was one
         return RunResult(
             key=content["key"],
             config=config_from(content["config"]),
@@ -204,6 +222,7 @@ def read_result(path: Path) -> RunResult:
             rows=content["rows"],
             profile=LayerProfile(**profile) if profile else None,
             repeats=[_repeat_from(repeat) for repeat in content["repeats"]],
+            failure=_failure_from(failure) if failure else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultError(f"{path}: not a complete result: {error}") from error
@@ -218,6 +237,14 @@ def config_from(content: dict[str, Any]) -> RunConfig:
         "wandb": WandbConfig(**content["wandb"]),
     }
     return RunConfig(**{**content, **nested})
+
+
+def _failure_from(content: dict[str, Any]) -> Failure:
+    failure = Failure(**content)
+    for lines in (failure.output, failure.others):
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise TypeError("failure: expected lines of text as output and others")
+    return failure
 
 
 def _repeat_from(content: dict[str, Any]) -> Repeat:

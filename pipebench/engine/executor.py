@@ -18,6 +18,7 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
+from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import StageError
 from pipebench.schedule.action import Action, Op, Schedule, Transfer
 from pipebench.schedule.memory import peak_in_flight
@@ -34,10 +35,12 @@ class _Planned:
     """An action with everything about it that the schedule fixes.
 
     `tag` numbers a transfer alike on both its ranks; None where the tensor stays on this rank. `settled` are
-    tags this rank has sent that are known to have arrived once the tensor of `receive_tag` has.
+    tags this rank has sent that are known to have arrived once the tensor of `receive_tag` has. `code` is the action
+    as one number.
     """
 
     action: Action
+    code: int
     source: Action | None
     recomputed: bool
     receive_tag: int | None
@@ -67,7 +70,7 @@ class Executor:
 
     `stages` and `optimizers` hold this rank's stages by number; `boundary_specs[s]` is the tensor between stages
     s-1 and s for each micro-batch, wanted for both sides of this rank's stages. An `O` action of a stage
-    without an optimizer does nothing.
+    without an optimizer does nothing. `whereabouts` is told of every action, for whoever asks why a rank hangs.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Executor:
         optimizers: Mapping[int, torch.optim.Optimizer],
         transport: Transport,
         stopwatch: Stopwatch,
+        whereabouts: Whereabouts,
     ) -> None:
         self._rank = rank
         self._last_stage = schedule.num_stages - 1
@@ -88,6 +92,7 @@ class Executor:
         self._optimizers = optimizers
         self._transport = transport
         self._stopwatch = stopwatch
+        self._whereabouts = whereabouts
         self._plan = _plan(schedule, rank)
         self._incoming = _incoming(schedule, rank)
         self._place = {tag: (source, i) for source, tags in self._incoming.items() for i, tag in enumerate(tags)}
@@ -128,19 +133,23 @@ class Executor:
             try:
                 self._execute(planned)
             except Exception as error:
-                raise StageError(f"rank {self._rank} failed at {planned.action}: {error}") from error
+                told = str(error) or type(error).__name__
+                raise StageError(f"rank {self._rank} failed at {planned.action}: {told}") from error
         self._transport.finish()
+        self._whereabouts.between()
         spans = self._stopwatch.spans(self._rank, [planned.action for planned in self._plan])
         return StepOutcome(spans, float(torch.stack(self._losses).sum()) if self._losses else None)
 
     def _execute(self, planned: _Planned) -> None:
         received = None
         if planned.receive_tag is not None:
+            self._whereabouts.waits(planned.code)
             received = self._receive(planned.receive_tag)
             for tag in planned.settled:
                 self._transport.settle(tag)
         elif planned.source is not None:
             received = self._handed_over.pop(planned.source)
+        self._whereabouts.runs(planned.code)
         self._stopwatch.start()
         result = self._run[planned.action.op](planned, received)
         self._stopwatch.stop()
@@ -258,7 +267,7 @@ def _plan(schedule: Schedule, rank: int) -> list[_Planned]:
             sent[transfer.producer] = (tag, transfer)
     unsettled: list[tuple[int, Transfer]] = []
     plan = []
-    for action in schedule.rows[rank]:
+    for action, code in zip(schedule.rows[rank], schedule.rows[rank].codes.tolist(), strict=True):
         receive_tag, settled = None, []
         if action in received:
             receive_tag, arrival = received[action]
@@ -276,6 +285,7 @@ def _plan(schedule: Schedule, rank: int) -> list[_Planned]:
         plan.append(
             _Planned(
                 action=action,
+                code=code,
                 source=_tensor_source(schedule, action),
                 recomputed=schedule.runs(Op.RECOMPUTE, action.stage, action.micro_batch),
                 receive_tag=receive_tag,

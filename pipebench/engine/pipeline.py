@@ -10,6 +10,7 @@ from pipebench.engine.executor import Executor, StepOutcome
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
+from pipebench.engine.whereabouts import Whereabouts
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import with_optimizer
 
@@ -31,12 +32,14 @@ class Pipeline:
         make_optimizer: MakeOptimizer,
         transport: Transport,
         stopwatch: Stopwatch,
+        whereabouts: Whereabouts,
     ) -> None:
         parameters = {number: list(stage.module.parameters()) for number, stage in stages.items()}
         optimizers = {number: make_optimizer(own) for number, own in parameters.items() if own}
         self.optimizers = list(optimizers.values())
-        self._train = Executor(with_optimizer(schedule), rank, stages, boundary_specs, optimizers, transport, stopwatch)
-        self._accumulate = Executor(schedule, rank, stages, boundary_specs, {}, transport, stopwatch)
+        trained, around = with_optimizer(schedule), (transport, stopwatch, whereabouts)
+        self._train = Executor(trained, rank, stages, boundary_specs, optimizers, *around)
+        self._accumulate = Executor(schedule, rank, stages, boundary_specs, {}, *around)
         self.layers = {
             stage.first_layer + index: layer for stage in stages.values() for index, layer in enumerate(stage.module)
         }

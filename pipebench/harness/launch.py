@@ -1,16 +1,20 @@
 """Start one process per rank, wait, and gather what they deliver or why they failed.
 
-The parent never spins: it sleeps until a worker says something or dies. Workers are fresh for each group.
-On the CPU they are forked from a server that has torch loaded already (8 workers in 0.1 s instead of 7);
-CUDA does not survive a fork, so there they are spawned.
+The parent never spins: it sleeps until a worker says something, dies, or is silent for too long. Workers are fresh
+for each group. On the CPU they are forked from a server that has torch loaded already (8 workers in 0.1 s instead of
+7); CUDA does not survive a fork, so there they are spawned. A worker ends itself when its parent is gone.
 """
 
 import contextlib
+import faulthandler
 import importlib
 import multiprocessing as mp
 import os
+import select
+import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,12 +22,27 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
-from pipebench.errors import PointError
+from pipebench.engine.whereabouts import Place, Whereabouts, make_file, open_record, read_places
+from pipebench.harness.failures import (
+    RankFailure,
+    death_of,
+    failure_of,
+    first_cause,
+    num_oom_kills,
+    original,
+    output_path,
+)
+from pipebench.harness.hang import hang_of
+from pipebench.harness.limits import ASLEEP_S, Deadline, Limits
+from pipebench.schedule.action import Schedule
 
 PRELOADED = ["pipebench.harness.preload"]
 GRACE_S = 2.0
+OTHERS_S = 0.2
+"""How long the other ranks are listened to after a failure: the first message heard need not be the first failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,43 +55,77 @@ class Progress:
     step_s: float | None = None
 
 
+OnProgress = Callable[[Progress], None]
+
+
+class Report:
+    """How a worker says what it does: where it is to whoever looks, and rank 0's progress to the parent.
+
+    Rank 0 waits until the parent has drawn it.
+    """
+
+    def __init__(self, rank: int, connection: "Connection[Any, Any]", whereabouts: Whereabouts) -> None:
+        self.whereabouts = whereabouts
+        self._rank = rank
+        self._connection = connection
+
+    def __call__(self, progress: Progress) -> None:
+        self.whereabouts.enters(progress.phase)
+        if self._rank == 0:
+            self._connection.send(progress)
+            self._connection.recv()
+
+
 @dataclass(frozen=True, slots=True)
-class _Failure:
-    """Why a rank failed, and when on the host's clock: the earliest of a group is the cause."""
+class _Group:
+    """The processes of one point and what the parent knows of them."""
 
-    when_s: float
-    rank: int
-    text: str
-    details: str
+    processes: list[BaseProcess]
+    connections: list["Connection[Any, Any]"]
+    folder: Path
+    schedule: Schedule | None
+    oom_kills_before: int
+
+    @property
+    def places(self) -> list[Place]:
+        return read_places(_whereabouts_path(self.folder))
 
 
-Report = Callable[[Progress], None]
-
-
-def run_group(work: str, jobs: Sequence[Any], device: str, on_progress: Report) -> list[Any]:
+def run_group(
+    work: str,
+    jobs: Sequence[Any],
+    device: str,
+    on_progress: OnProgress,
+    limits: Limits,
+    folder: Path,
+    schedule: Schedule | None = None,
+) -> list[Any]:
     """Run `work(job, report)` in one fresh process per job and return the results in order.
 
     `work` is written `module:function`, so that this process need not import what only workers need.
     `on_progress` is called in this process while the reporting worker waits, so that whatever it draws falls
-    between steps. Raise PointError with the first failure; by then all processes are gone.
+    between steps. `folder` is a temporary one for whatever the ranks share; `schedule` is what they run, for the words
+    of a hang. What workers print is shown when all is well. Raise GroupError with the first failure, or with what
+    every rank was doing when a limit passed; by then all processes are gone.
     """
     context = _context(device)
-    processes: list[BaseProcess] = []
-    connections: list[Connection] = []
+    make_file(_whereabouts_path(folder), len(jobs))
+    group = _Group([], [], folder, schedule, num_oom_kills())
     try:
         for rank, job in enumerate(jobs):
             here, there = context.Pipe()
-            process = context.Process(target=_enter, args=(work, job, rank, there), daemon=True)
+            process = context.Process(target=_enter, args=(work, job, rank, there, folder), daemon=True)
             process.start()
             there.close()
-            processes.append(process)
-            connections.append(here)
-        results = _gather(processes, connections, on_progress)
-        _join(processes)
+            group.processes.append(process)
+            group.connections.append(here)
+        results = _gather(group, Deadline(limits), on_progress)
+        _join(group.processes)
+        _show_output(folder, len(jobs))
         return results
     finally:
-        _kill(processes)
-        for connection in connections:
+        _kill(group.processes)
+        for connection in group.connections:
             connection.close()
 
 
@@ -84,73 +137,122 @@ def _context(device: str) -> ForkServerContext | SpawnContext:
     return context
 
 
-def _enter(work: str, job: Any, rank: int, connection: Connection) -> None:
+def _whereabouts_path(folder: Path) -> Path:
+    return folder / "whereabouts"
+
+
+def _enter(work: str, job: Any, rank: int, connection: "Connection[Any, Any]", folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
-
-    def report(progress: Progress) -> None:
-        connection.send(progress)
-        connection.recv()
-
-    with contextlib.suppress(BrokenPipeError, EOFError, ConnectionResetError):  # the parent is gone: nobody to tell
-        try:
-            module, _, function = work.partition(":")
-            result = getattr(importlib.import_module(module), function)(job, report)
-        except (BrokenPipeError, EOFError, ConnectionResetError):
-            raise
-        except Exception as error:
-            connection.send(_Failure(time.perf_counter(), rank, _one_line(error), traceback.format_exc()))
-        else:
-            connection.send((result,))
+    threading.Thread(target=_end_with_parent, args=(connection.fileno(), folder), daemon=True).start()
+    _print_into(output_path(folder, rank))
+    report = Report(rank, connection, open_record(_whereabouts_path(folder), rank))
+    message: Any
+    try:
+        module, _, function = work.partition(":")
+        message = (getattr(importlib.import_module(module), function)(job, report),)
+    except Exception as error:
+        when_s = time.perf_counter()
+        message = failure_of(error, rank, read_places(_whereabouts_path(folder))[rank], when_s)
+        with contextlib.suppress(MemoryError):
+            traceback.print_exception(original(error), chain=False)
+    with contextlib.suppress(OSError):  # the parent is gone: nobody to tell
+        connection.send(message)
     # Nothing is left to do; the interpreter's and torch's own leave-taking costs 0.1 s of a core per worker.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _gather(processes: Sequence[BaseProcess], connections: Sequence[Connection], on_progress: Report) -> list[Any]:
+def _end_with_parent(connection: int, folder: Path) -> None:
+    """End this process, and remove what the group shares, when the other end of the connection is closed.
+
+    The thread sleeps in the kernel until then; a parent that is killed cannot tell its workers, which the fork
+    server would keep alive.
+    """
+    closed = select.poll()
+    closed.register(connection, 0)  # neither readable nor writable: only that the other end is gone
+    closed.poll()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _print_into(path: Path) -> None:
+    """Send everything this process prints, also from C++ and on a crash, into a file of its own."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.flush()
+        os.dup2(file, number)
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.close(file)
+    faulthandler.enable()
+
+
+def _show_output(folder: Path, num_ranks: int) -> None:
+    for rank in range(num_ranks):
+        sys.stderr.write(output_path(folder, rank).read_text(errors="replace"))
+
+
+def _gather(group: _Group, deadline: Deadline, on_progress: OnProgress) -> list[Any]:
     results: dict[int, Any] = {}
-    open_ranks = {connection: rank for rank, connection in enumerate(connections)}
+    open_ranks = {connection: rank for rank, connection in enumerate(group.connections)}
     while open_ranks:
-        for ready in wait(list(open_ranks)):
-            assert isinstance(ready, Connection)
-            rank = open_ranks[ready]
-            try:
-                message = ready.recv()
-            except (EOFError, ConnectionResetError):
-                processes[rank].join(GRACE_S)
-                died = _Failure(
-                    time.perf_counter(), rank, f"rank {rank} died, exit code {processes[rank].exitcode}", ""
-                )
-                raise PointError(_first([died, *_failures_waiting(open_ranks)]).text) from None
+        ready = wait(list(open_ranks), max(0.0, deadline.remaining_s()))
+        if not ready and deadline.remaining_s() < -ASLEEP_S:
+            deadline.start_again()
+        elif not ready:
+            raise hang_of(deadline.missed(), group.processes, group.places, group.schedule, group.folder)
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            rank = open_ranks[connection]
+            message = _hear(group, connection, rank)
+            if isinstance(message, RankFailure):
+                del open_ranks[connection]
+                raise first_cause([message, *_failures_waiting(group, open_ranks, message)], group.folder)
             if isinstance(message, Progress):
                 on_progress(message)
-                ready.send(None)
-            elif isinstance(message, _Failure):
-                raise PointError(_first([message, *_failures_waiting(open_ranks)]).text)
+                deadline.hear(message.step_s)
+                with contextlib.suppress(OSError):  # it died meanwhile, which is heard next
+                    connection.send(None)
             else:
                 [results[rank]] = message
-                del open_ranks[ready]
-    return [results[rank] for rank in range(len(processes))]
+                deadline.hear(None)
+                del open_ranks[connection]
+    return [results[rank] for rank in range(len(group.processes))]
 
 
-def _failures_waiting(open_ranks: dict[Connection, int]) -> list[_Failure]:
-    """Hear what the other ranks say within a moment: the first message read need not be the first failure."""
-    failures = []
-    deadline = time.monotonic() + 0.2
+def _hear(group: _Group, connection: "Connection[Any, Any]", rank: int) -> Any:
+    """Return what a rank says: its progress, its result in a tuple, or its failure; a dead one's is made here."""
+    try:
+        return connection.recv()
+    except (EOFError, OSError):
+        now_s = time.perf_counter()
+        process = group.processes[rank]
+        process.join(GRACE_S)
+        out_of_memory = num_oom_kills() > group.oom_kills_before
+        return death_of(rank, process.exitcode, out_of_memory, group.places[rank], now_s)
+
+
+def _failures_waiting(
+    group: _Group, open_ranks: "dict[Connection[Any, Any], int]", first: RankFailure
+) -> list[RankFailure]:
+    """Hear what the other ranks say within a moment; longer while only victims of another rank have spoken."""
+    failures: list[RankFailure] = []
     waiting = dict(open_ranks)
-    while waiting and (remaining := deadline - time.monotonic()) > 0:
-        for ready in wait(list(waiting), remaining):
-            assert isinstance(ready, Connection)
-            del waiting[ready]
-            with contextlib.suppress(EOFError, ConnectionResetError):
-                message = ready.recv()
-                if isinstance(message, _Failure):
-                    failures.append(message)
+    began = time.monotonic()
+    while waiting:
+        patience_s = GRACE_S if all(failure.by_peer for failure in (first, *failures)) else OTHERS_S
+        remaining_s = began + patience_s - time.monotonic()
+        ready = wait(list(waiting), remaining_s) if remaining_s > 0 else []
+        if not ready:
+            break
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            message = _hear(group, connection, waiting[connection])
+            if isinstance(message, Progress):
+                continue  # it waits for an answer that will not come
+            del waiting[connection]
+            failures += [message] if isinstance(message, RankFailure) else []
     return failures
-
-
-def _first(failures: Sequence[_Failure]) -> _Failure:
-    return min(failures, key=lambda failure: failure.when_s)
 
 
 def _join(processes: Sequence[BaseProcess]) -> None:
@@ -166,8 +268,3 @@ def _kill(processes: Sequence[BaseProcess]) -> None:
     for process in processes:
         process.join()
         process.close()
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, PointError) else f"{type(error).__name__}: {text}"

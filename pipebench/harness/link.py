@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from pipebench.engine.stage import TensorSpec
 from pipebench.harness.jobs import LinkJob
-from pipebench.harness.launch import Report
+from pipebench.harness.launch import Progress, Report
 from pipebench.harness.setting import claim_cores
 from pipebench.harness.wire import EMPTY_TENSOR, join_group, one_way_time, transport_between
 from pipebench.schedule.simulate import Link
@@ -15,6 +15,7 @@ _LARGE = TensorSpec((1 << 20,), torch.float32)
 
 def measure_link(job: LinkJob, report: Report) -> Link:
     """Measure on both ranks, and return what this one saw."""
+    report(Progress("timing transfers"))
     join_group(job.config, job.rank, 2, job.store)
     device = claim_cores(job.config, job.cores, job.rank)
     transport = transport_between([(0, 1), (1, 0)], job.config, job.rank, 2, device)

@@ -5,10 +5,11 @@ machine falls on every point alike. Each round ends with one of the points measu
 says how far two measurements of the same thing lie apart here.
 """
 
+import contextlib
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,13 +20,15 @@ from pipebench.config import RunConfig, key_of, ranks_per_device
 from pipebench.costs import Profile, load_profile
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ScheduleError
+from pipebench.harness.failures import GroupError
 from pipebench.harness.jobs import MEASURE_LINK, MEASURE_RANK, PROFILE_LAYERS, LinkJob, ProfileJob, RankJob
 from pipebench.harness.launch import Progress, run_group
+from pipebench.harness.limits import Limits
 from pipebench.harness.prepare import Prepared, prepare
 from pipebench.harness.simulated import simulate_point
 from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
 from pipebench.render import chrome_trace
-from pipebench.rows import COMPARABLE, largest_gradient_error, median_step
+from pipebench.rows import COMPARABLE, FAILED, largest_gradient_error, median_step
 from pipebench.schedule.builders import with_optimizer
 from pipebench.schedule.catalogue import ZB_AUTO
 from pipebench.schedule.simulate import Link
@@ -135,15 +138,17 @@ def run_sweep(plan: Plan, folder: Path, observer: Observer) -> dict[str, RunResu
     _write_state(folder, plan, results)
     for round_number in range(max(config.repeats for config in plan.all.values())):
         for key, config in plan.all.items():
-            if round_number >= config.repeats:
+            if round_number >= config.repeats or (key in results and results[key].status in FAILED):
                 continue
             observer.point_started(config, round_number)
             result = results.get(key) or _unmeasured(key, config, environment)
             results[key] = result = _run_once(result, known, observer)
             _write_point(folder, result)
             _write_state(folder, plan, results)
-            if round_number == config.repeats - 1:
+            if round_number == config.repeats - 1 or result.status in FAILED:
                 observer.point_done(result)
+            if ends_the_sweep(result):
+                return results
         if plan.again is not None and results[plan.again].status in COMPARABLE:
             again = again or _unmeasured(plan.again, plan.points[plan.again], environment)
             observer.again_started(again.config, round_number)
@@ -152,6 +157,11 @@ def run_sweep(plan: Plan, folder: Path, observer: Observer) -> dict[str, RunResu
     if again is not None:
         observer.again_done(again)
     return results
+
+
+def ends_the_sweep(result: RunResult) -> bool:
+    """Tell whether this point came out so that the user wants no further one to run."""
+    return result.config.on_failure == "stop" and result.status not in (*COMPARABLE, "skipped")
 
 
 def point_folder(folder: Path, key: str) -> Path:
@@ -206,9 +216,12 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
         if result.key not in known.prepared:
             known.prepared[result.key] = prepare(config, Profile(layers, [0.0] * len(layers.names), link))
         prepared = known.prepared[result.key]
-        with tempfile.TemporaryDirectory(prefix="pipebench-") as scratch:
-            jobs = _jobs(config, prepared, layers, str(Path(scratch) / "store"))
-            ranks = run_group(MEASURE_RANK, jobs, config.device, observer.progress)
+        with _scratch() as folder:
+            jobs = _jobs(config, prepared, layers, str(folder / "store"))
+            trained = with_optimizer(prepared.schedule)
+            ranks = run_group(MEASURE_RANK, jobs, config.device, observer.progress, limits_of(config), folder, trained)
+    except GroupError as error:
+        return dataclasses.replace(result, status=error.status, message=str(error), failure=error.failure)
     except (PointError, ScheduleError) as error:
         return dataclasses.replace(result, status="error", message=str(error))
     repeats = [*result.repeats, Repeat(ranks, time.perf_counter() - began, profiling_s)]
@@ -231,7 +244,10 @@ def _profile(config: RunConfig, known: Known, observer: Observer) -> LayerProfil
     name = f"{key_of(_reference(config))}/{num_samples}/{timed}"
     if name not in known.profiles:
         job = ProfileJob(config, num_samples, timed, _cores_of(config, num_ranks=1)[0])
-        [known.profiles[name]] = run_group(PROFILE_LAYERS, [job], config.device, observer.progress)
+        with _scratch() as folder:
+            [known.profiles[name]] = run_group(
+                PROFILE_LAYERS, [job], config.device, observer.progress, limits_of(config), folder
+            )
     return known.profiles[name]
 
 
@@ -241,11 +257,28 @@ def _link(config: RunConfig, known: Known, observer: Observer) -> Link:
         return Link()
     name = f"{config.device}/{config.threads}"
     if name not in known.links:
-        with tempfile.TemporaryDirectory(prefix="pipebench-") as scratch:
+        with _scratch() as folder:
             cores = _cores_of(config, num_ranks=2)
-            jobs = [LinkJob(config, rank, cores[rank], str(Path(scratch) / "store")) for rank in range(2)]
-            known.links[name], _ = run_group(MEASURE_LINK, jobs, config.device, observer.progress)
+            jobs = [LinkJob(config, rank, cores[rank], str(folder / "store")) for rank in range(2)]
+            known.links[name], _ = run_group(
+                MEASURE_LINK, jobs, config.device, observer.progress, limits_of(config), folder
+            )
     return known.links[name]
+
+
+def limits_of(config: RunConfig) -> Limits:
+    """Return how long one fresh group of this point may take and be silent."""
+    point_s, progress_s = (
+        None if limit == "auto" else limit for limit in (config.point_limit_s, config.progress_limit_s)
+    )
+    return Limits(point_s, progress_s, config.warmup + config.steps)
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """Make a folder for what the ranks of a group share; workers whose parent is killed remove it themselves."""
+    with tempfile.TemporaryDirectory(prefix="pipebench-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: str) -> list[RankJob]:

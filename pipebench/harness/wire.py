@@ -16,7 +16,8 @@ from pipebench.engine.stage import TensorSpec
 from pipebench.engine.transport import ProcessTransport, process_groups
 from pipebench.schedule.action import Action, Op, Transfer
 
-GROUP_TIMEOUT = timedelta(minutes=10)
+GROUP_TIMEOUT = timedelta(days=2)
+"""Above every limit of the parent (`limits`), which notices a hang and knows more to say about it."""
 
 EMPTY_TENSOR = TensorSpec((1,), torch.float32)
 """What measures a link's latency."""

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from pipebench.engine.pipeline import Pipeline
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import CudaStopwatch, HostStopwatch
 from pipebench.engine.transport import ProcessTransport
+from pipebench.engine.whereabouts import Whereabouts
+from pipebench.errors import LossError
 from pipebench.harness.gate import largest_error, plain_gradients
 from pipebench.harness.jobs import RankJob
 from pipebench.harness.launch import Progress, Report
@@ -60,15 +63,15 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def measure_rank(job: RankJob, report: Report) -> RankRecord:
-    """Run one rank's part of a point; runs in a worker. Raise PointError or StageError for what goes wrong."""
+    """Run one rank's part of a point; runs in a worker. Raise LossError or StageError for what goes wrong."""
     config, rank = job.config, job.rank
-    phases = Phases(report if rank == 0 else _silent)
+    phases = Phases(report)
     with phases("starting"):
         # First the group: its threads must stay free to run wherever a core is idle. Pinned beside the thread that
         # computes, they delivered tensors up to 17 ms late.
         store = join_group(config, rank, config.stages, job.store)
         device = claim_cores(config, job.cores, rank)
-        bench = Bench(job, layer_sequence(config.model), batches(config), store)
+        bench = Bench(job, layer_sequence(config.model), batches(config), store, report.whereabouts)
         engine, transport = bench.build_engine(device)
     with phases("checking gradients"):
         error = bench.gradient_error(engine, device) if config.gate == "on" else None
@@ -106,7 +109,7 @@ def measure_rank(job: RankJob, report: Report) -> RankRecord:
 
 
 class Phases:
-    """Tells the parent what is going on and keeps how long each phase took."""
+    """Reports what is going on and keeps how long each phase took."""
 
     def __init__(self, report: Report) -> None:
         self.seconds: dict[str, float] = {}
@@ -134,11 +137,13 @@ class Bench:
         model: LayerSequence,
         mini_batch: Callable[[int], MiniBatch],
         store: Store,
+        whereabouts: Whereabouts,
     ) -> None:
         self.mini_batch = mini_batch
         self._job = job
         self._model = model
         self._store = store
+        self._whereabouts = whereabouts
         self._sizes = micro_batch_sizes(job.config.batch, job.config.micro)
         self._boundary_specs: dict[int, list[TensorSpec]] = {}
 
@@ -151,7 +156,8 @@ class Bench:
         stopwatch = CudaStopwatch() if device.type == "cuda" else HostStopwatch()
         if config.engine == "torch":
             return TorchPipeline(job.schedule, rank, stages[rank], self._boundary_specs, self._optimizer), transport
-        pipeline = Pipeline(job.schedule, rank, stages, self._boundary_specs, self._optimizer, transport, stopwatch)
+        carried = (transport, stopwatch, self._whereabouts)
+        pipeline = Pipeline(job.schedule, rank, stages, self._boundary_specs, self._optimizer, *carried)
         return pipeline, transport
 
     def _build_stage(self, number: int, device: torch.device) -> Stage:
@@ -281,6 +287,8 @@ class _Steps:
         own = time.perf_counter() - began
         if outcome.loss is not None:
             self.losses.append(outcome.loss)
+            if not math.isfinite(outcome.loss):
+                raise LossError(f"rank {dist.get_rank()}: the loss of step {self.step + 1} is {outcome.loss}")
         self.step += 1
         spans = [(span.start_s - began, span.end_s - began, span.delay_s) for span in outcome.spans]
         return _largest(own), own, spans
@@ -344,7 +352,3 @@ def _specs_to_text(specs: list[TensorSpec]) -> str:
 
 def _specs_from(text: bytes) -> list[TensorSpec]:
     return [TensorSpec(tuple(shape), getattr(torch, dtype)) for shape, dtype in json.loads(text)]
-
-
-def _silent(progress: Progress) -> None:
-    pass

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pipebench.config import RunConfig, value_at
+from pipebench.config import NOT_PART_OF_THE_POINT, RunConfig, value_at
 from pipebench.grid import K, M, groups, values, varying
 from pipebench.ledger import PARTS, part_name
 from pipebench.report.cells import (
@@ -265,7 +265,7 @@ def references_table(sweep: Sweep) -> Table | None:
     return _without_empty_columns(Table("one-device", "One device", header, lines, len(names) + 1))
 
 
-_NOT_SHOWN = ("results_dir", "trackers", "wandb", "noise_floor")
+_NOT_SHOWN = tuple(name for name in NOT_PART_OF_THE_POINT if name != "repeats")
 
 
 def setting_table(sweep: Sweep) -> Table:

@@ -1,10 +1,23 @@
-"""Workers with a fault built in, for tests of what the bench makes of it."""
+"""Workers with a fault built in, for tests of what the bench makes of it.
+
+`raise_while_measuring` and the like, every fault in every phase, are looked up by name. They happen on rank 1 of points
+with one micro-batch alone, inside the phase's first action, or at once in a phase without actions, and leave the
+second on the host's clock in a file `fault` in the results folder.
+"""
 
 import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
 
 from pipebench.engine.pipeline import Pipeline
+from pipebench.engine.stage import Stage
 from pipebench.harness.jobs import RankJob
-from pipebench.harness.launch import Report
+from pipebench.harness.launch import Progress, Report
 from pipebench.harness.worker import measure_rank
 from pipebench.record import RankRecord
 
@@ -25,21 +38,92 @@ def scaled_gradient(job: RankJob, report: Report) -> RankRecord:
     return measure_rank(job, report)
 
 
-def raising_layer(job: RankJob, report: Report) -> RankRecord:
-    """Rank 1 raises in its training steps, once the gate is passed."""
-
-    def fail(self, step, batch):  # type: ignore[no-untyped-def]
-        stage = self._train._stages[1]
-        stage.forward = lambda x, step, micro_batch: 1 / 0
-        return self._train.run_step(step, batch.inputs, batch.targets, len(batch.inputs))
-
-    if job.rank == 1:
-        Pipeline.train = fail  # type: ignore[method-assign]
+def talkative(job: RankJob, report: Report) -> RankRecord:
+    print(f"rank {job.rank} of {job.config.stages} says so")
     return measure_rank(job, report)
 
 
-def dying_rank(job: RankJob, report: Report) -> RankRecord:
-    """Rank 1 is gone without a word."""
-    if job.rank == 1:
-        os._exit(7)
-    return measure_rank(job, report)
+def _raise() -> None:
+    _ = 1 / 0
+
+
+def _exit() -> None:
+    os._exit(7)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _sleep() -> None:
+    time.sleep(3600)
+
+
+def _allocate() -> None:
+    """Ask for more than a real limit leaves."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20),) * 2)
+    torch.ones(1 << 30)
+
+
+def _nothing() -> None:
+    """The loss goes wrong by itself, see `_Broken`."""
+
+
+FAULTS = {
+    "raise": _raise, "exit": _exit, "kill": _kill, "stop": _stop, "sleep": _sleep, "allocate": _allocate,
+    "lose": _nothing,
+}  # fmt: skip
+PHASES = {
+    "checking": "checking gradients", "warming": "warming up", "measuring": "measuring",
+    "profiling": "profiling memory", "leaving": "leaving",
+}  # fmt: skip
+
+
+class _Broken:
+    """A report that breaks its rank when a phase begins."""
+
+    def __init__(self, report: Report, fault: str, phase: str, folder: Path) -> None:
+        self.whereabouts = report.whereabouts
+        self._report = report
+        self._fault = fault
+        self._phase = phase
+        self._folder = folder
+
+    def __call__(self, progress: Progress) -> None:
+        self._report(progress)
+        if progress.phase != self._phase or progress.done:
+            return
+        if self._phase == "leaving":
+            self._happen()
+            return
+        forward = Stage.forward
+
+        def broken(stage: Stage, x: torch.Tensor, step: int, micro_batch: int) -> torch.Tensor:
+            self._happen()
+            output = forward(stage, x, step, micro_batch)
+            return output * float("nan") if self._fault == "lose" else output
+
+        Stage.forward = broken  # type: ignore[method-assign]
+
+    def _happen(self) -> None:
+        (self._folder / "fault").write_text(str(time.perf_counter()))
+        FAULTS[self._fault]()
+
+
+def __getattr__(name: str) -> Callable[[RankJob, Report], RankRecord]:
+    fault, between, phase = name.partition("_while_")
+    if not between or fault not in FAULTS or phase not in PHASES:
+        raise AttributeError(name)
+
+    def worker(job: RankJob, report: Report) -> RankRecord:
+        broken = job.rank == 1 and job.config.micro == 1
+        if broken:
+            report = _Broken(report, fault, PHASES[phase], Path(job.config.results_dir))  # type: ignore[assignment]
+        return measure_rank(job, report)
+
+    return worker

@@ -155,6 +155,13 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
             {"replicas": 2},
             "replicas=2: expected 1 (data parallelism beside the pipeline is not built yet)",
         ),
+        ("transformer", {"on_failure": "halt"}, "on_failure=halt: expected one of continue, stop"),
+        ("transformer", {"point_limit_s": 0}, "point_limit_s=0: expected auto or seconds above 0 and up to 86400"),
+        (
+            "transformer",
+            {"progress_limit_s": "soon"},
+            "progress_limit_s=soon: expected auto or seconds above 0 and up to 86400",
+        ),
         ("transformer", {"seed": -1}, "seed=-1: expected a whole number from 0 to 2147483647"),
         ("transformer", {"seed": 2**31}, "seed=2147483648: expected a whole number from 0 to 2147483647"),
         ("transformer", {"optimizer__lr": 0.0}, "optimizer.lr=0.0: expected a number above 0"),
@@ -403,6 +410,7 @@ def test_a_schedule_file_decides_how_many_stages_a_rank_has(tmp_path: Path) -> N
     [
         {"repeats": 3},
         {"noise_floor": False},
+        {"on_failure": "stop", "point_limit_s": 60, "progress_limit_s": 5.5},
         {"results_dir": "elsewhere"},
         {"trackers": []},
         {"wandb__mode": "disabled"},

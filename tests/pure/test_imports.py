@@ -40,8 +40,12 @@ WITHOUT_TORCH = ["errors", "seeds", "machine", "schedule", "trace", "config", "c
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
     "pipebench.engine.microbatch",
+    "pipebench.engine.whereabouts",
+    "pipebench.harness.failures",
+    "pipebench.harness.hang",
     "pipebench.harness.jobs",
     "pipebench.harness.launch",
+    "pipebench.harness.limits",
     "pipebench.harness.prepare",
     "pipebench.harness.simulated",
     "pipebench.harness.sweep",

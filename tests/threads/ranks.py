@@ -13,6 +13,7 @@ from pipebench.engine.partition import split_uniformly
 from pipebench.engine.pipeline import Pipeline
 from pipebench.engine.stage import TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
+from pipebench.engine.whereabouts import RECORD_BYTES, Whereabouts
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import Recompute, with_recompute
 from pipebench.schedule.catalogue import build as build_schedule
@@ -21,6 +22,10 @@ from pipebench.trace import Span
 CPU = torch.device("cpu")
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+def unseen() -> Whereabouts:
+    return Whereabouts(memoryview(bytearray(RECORD_BYTES)))
 
 
 def sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
@@ -109,7 +114,7 @@ def run(
         try:
             own = {number: stages[number] for number in schedule.stages_of_rank(rank)}
             around = {boundary: specs[boundary] for number in own for boundary in (number, number + 1)}
-            pipeline = Pipeline(schedule, rank, own, around, make_optimizer, transport, stopwatch)
+            pipeline = Pipeline(schedule, rank, own, around, make_optimizer, transport, stopwatch, unseen())
             one_step = pipeline.train if train else pipeline.accumulate
             outcomes = [one_step(step, mini_batch(point.model, step, point.num_samples)) for step in range(num_steps)]
             return [outcome.loss for outcome in outcomes], outcomes[-1].spans

@@ -4,7 +4,7 @@ import pytest
 import torch
 from in_process import InProcessTransport, World, run_ranks
 from plain import MODELS, build, mini_batch
-from ranks import CPU, Point
+from ranks import CPU, Point, unseen
 
 from pipebench.engine.executor import RECEIVES_AHEAD, Executor
 from pipebench.engine.stage import TensorSpec
@@ -56,7 +56,7 @@ def transports_after_a_step(point: Point) -> list[Counting]:
         counting = Counting(transport.world, rank)
         stopwatch = HostStopwatch()
         around = {rank: specs[rank], rank + 1: specs[rank + 1]}
-        executor = Executor(point.schedule, rank, {rank: stages[rank]}, around, {}, counting, stopwatch)
+        executor = Executor(point.schedule, rank, {rank: stages[rank]}, around, {}, counting, stopwatch, unseen())
         executor.run_step(0, batch.inputs, batch.targets, len(batch.inputs))
         stopwatch.close()
         return counting
