@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pipebench.costs import profile_of
 from pipebench.ledger import PARTS, Ledger
 from pipebench.ledger import in_words as lost_in_words
-from pipebench.record import RunResult, losses
+from pipebench.record import Failure, RunResult, losses
 from pipebench.report.advice import WHAT_IS_TRAINED, Seen, best_change, best_seen
 from pipebench.report.advice import in_words as advice_in_words
 from pipebench.report.cells import bubble, digits
@@ -37,7 +37,7 @@ class Point:
 
     `lost` and `losses` (of every training step, warm-up included) are empty and `stages` None where nothing was
     measured, `timeline` also where an engine records no spans. Points with the same `trains` should have the same
-    losses.
+    losses. `failure` is the cause where one is known.
     """
 
     row: Row
@@ -47,6 +47,7 @@ class Point:
     timeline: Timeline | None
     losses: list[float]
     trains: str
+    failure: Failure | None
 
     @property
     def key(self) -> str:
@@ -137,6 +138,7 @@ def _point(sweep: Sweep, row: Row, floor: float) -> Point:
         _timeline(result) if result and result.status in MEASURED else None,
         losses(result.repeats[0]) if result and result.repeats else [],
         str([getattr(sweep.points[row["key"]], name) for name in WHAT_IS_TRAINED]),
+        result.failure if result else None,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from hand_made import ERROR, OK, PENDING, WRONG, config, csv_rows, rank_record, result, write_sweep
 from played import sixty_points
 
-from pipebench.record import Repeat
+from pipebench.record import Failure, Repeat
 from pipebench.report.cells import bubble, digits, fraction, mebibytes, milliseconds
 from pipebench.report.html import shades, terms
 from pipebench.report.sweep import read_sweep
@@ -237,9 +237,10 @@ HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7 * 7 }}\"'&<b>"
 
 def test_text_of_a_sweep_never_becomes_markup(tmp_path: Path) -> None:
     points = {OK: config(), ERROR: config(micro=4, schedule=f"{HOSTILE}.csv")}
+    failure = Failure(1, 1, "1F0", HOSTILE, [HOSTILE, "last words"], [f"rank 0: {HOSTILE}"])
     results = [
         result(OK, points[OK], environment={"git": HOSTILE, HOSTILE: "x"}),
-        result(ERROR, points[ERROR], status="error", message=HOSTILE, repeats=[], rows=[]),
+        result(ERROR, points[ERROR], status="error", message=HOSTILE, repeats=[], rows=[], failure=failure),
     ]
     write_sweep(tmp_path, points, results, ["micro", "schedule"])
     state = json.loads((tmp_path / "sweep.json").read_text())
@@ -251,6 +252,9 @@ def test_text_of_a_sweep_never_becomes_markup(tmp_path: Path) -> None:
     assert len(page.all("script")) == 3
     assert page.one("h1").text == f"pipebench: {HOSTILE}"
     assert HOSTILE in page.one("ul", class_="failures").text
+    told = page.one("details", id=f"point-{ERROR}").text
+    assert f"Last printed by rank 1:{HOSTILE} last words" in told  # the parser folds white space
+    assert f"rank 0: {HOSTILE}" in told
     assert HOSTILE in page.one("table", id="table-setting").text
     assert [box.attributes["value"] for box in page.all("input", name="schedule")] == ["gpipe", f"{HOSTILE}.csv"]
     data = json.loads("".join(page.one("script", id="data").pieces))
