@@ -2,12 +2,15 @@
 
 import contextlib
 import ctypes
+import hashlib
 import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipebench import __version__
 
@@ -49,7 +52,18 @@ def describe() -> dict[str, str | int | float]:
         "gpu": " / ".join(dict.fromkeys(gpus)),
         "gpus": len(gpus),
         "git": _git_state(),
+        "code": _code_state(),
     }
+
+
+def machine_class(environment: Mapping[str, Any]) -> str:
+    """Return what tells the machines of two `describe()`s apart; memory without what a boot more or less takes of it.
+
+    Raise KeyError or TypeError for an environment of somebody else's.
+    """
+    gpus = f", {environment['gpus']} x {environment['gpu']}" if environment.get("gpus") else ""
+    memory = f"{environment['memory_bytes'] / 2**30:.0f} GiB"
+    return f"{environment['processor']}, {environment['cores']} cores, {memory}{gpus}, {environment['system']}"
 
 
 def _version_of(package: str) -> str:
@@ -76,6 +90,16 @@ def _git_state() -> str:
         command = ["git", "-C", str(folder.parent), "describe", "--always", "--dirty=+", "--exclude=*"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     return ""
+
+
+def _code_state() -> str:
+    """Return a hash of the package's Python files: what measured, also outside git and in a changed tree."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).resolve().parent
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:12]
 
 
 def gpu_names() -> list[str]:

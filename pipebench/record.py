@@ -4,10 +4,12 @@ A point's result.json is the record; tables, pictures and W&B are views of it. S
 reading (`pipebench.rows`), so a better statistic needs no new run. JSON only: reading a result executes nothing.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipebench.config import DATA, MODELS, OptimizerConfig, RunConfig, WandbConfig
-from pipebench.errors import ResultError
+from pipebench.errors import ConfigError, ResultError, ScheduleError
 from pipebench.schedule.action import Action, Schedule
 from pipebench.trace import Trace
 
@@ -176,18 +178,30 @@ def losses(repeat: Repeat) -> list[float]:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write atomically: a reader sees the old file or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write atomically: a reader sees the old file or the new one, never half of one.
+
+    Raise ResultError, one line, where the disk is full or the folder cannot be written.
+    """
+    text = json.dumps(content, indent=None, separators=(",", ":"), allow_nan=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, text)
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _replace(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w") as file:
-            json.dump(content, file, indent=None, separators=(",", ":"), allow_nan=True)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):  # interrupted right after it took its place
+            os.unlink(temporary)
         raise
 
 
@@ -226,6 +240,18 @@ def read_result(path: Path) -> RunResult:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultError(f"{path}: not a complete result: {error}") from error
+
+
+@contextlib.contextmanager
+def one_line_errors(where: object) -> Iterator[None]:
+    """Say in one line what a damaged or foreign file led to."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ResultError(f"{where}: not a complete result: {reason}") from error
+    except (ScheduleError, ConfigError) as error:
+        raise ResultError(f"{where}: not a complete result: {error}") from error
 
 
 def config_from(content: dict[str, Any]) -> RunConfig:

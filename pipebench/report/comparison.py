@@ -9,11 +9,11 @@ from enum import Enum
 
 from pipebench.config import NOT_PART_OF_THE_POINT, RESOLVED_BY_THE_MACHINE, RunConfig, key_of, ranks_per_device
 from pipebench.errors import CompareError
-from pipebench.machine import Machine
+from pipebench.machine import Machine, machine_class
 from pipebench.metrics import Ratio, ratio_of_medians
-from pipebench.record import RunResult, step_groups
+from pipebench.record import RunResult, one_line_errors, step_groups
 from pipebench.report.noise import in_words, noise_of
-from pipebench.report.sweep import Sweep, one_line_errors
+from pipebench.report.sweep import Sweep
 from pipebench.report.tables import point_name
 from pipebench.rows import COMPARABLE, Row
 from pipebench.schedule.catalogue import is_file
@@ -183,11 +183,7 @@ def _refuse(differences: Iterable[Difference], permitted: Collection[str]) -> No
 
 
 def _machine(result: RunResult) -> str:
-    """Return what tells machines apart; memory without what a boot more or less takes of it."""
-    known = result.environment
-    gpus = f", {known['gpus']} x {known['gpu']}" if known.get("gpus") else ""
-    memory = f"{known['memory_bytes'] / 2**30:.0f} GiB"
-    return f"{known['processor']}, {known['cores']} cores, {memory}{gpus}, {known['system']}"
+    return machine_class(result.environment)
 
 
 def _torch(result: RunResult) -> str:

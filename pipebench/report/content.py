@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pipebench.costs import profile_of
 from pipebench.ledger import PARTS, Ledger
 from pipebench.ledger import in_words as lost_in_words
-from pipebench.record import Failure, RunResult, losses
+from pipebench.record import Failure, RunResult, losses, one_line_errors
 from pipebench.report.advice import WHAT_IS_TRAINED, Seen, best_change, best_seen
 from pipebench.report.advice import in_words as advice_in_words
 from pipebench.report.cells import bubble, digits
 from pipebench.report.glance import Answer, at_a_glance
 from pipebench.report.noise import floor_of
 from pipebench.report.noise import in_words as noise_in_words
-from pipebench.report.sweep import Sweep, one_line_errors
+from pipebench.report.sweep import Sweep
 from pipebench.report.table import Table
 from pipebench.report.tables import (
     comparisons,

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipebench.metrics import Ratio, noise_floor, ratio_of_medians
-from pipebench.record import step_groups
+from pipebench.record import one_line_errors, step_groups
 from pipebench.report.cells import digits
-from pipebench.report.sweep import Sweep, one_line_errors
+from pipebench.report.sweep import Sweep
 from pipebench.report.tables import point_name
 from pipebench.rows import COMPARABLE, Row
 

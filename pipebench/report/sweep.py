@@ -5,17 +5,15 @@ path. A sweep.json that cannot be read is a ResultError, one line, never a trace
 read, or makes no sense, is a row with the status `unreadable`, and the other points' rows stay.
 """
 
-import contextlib
 import re
-from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipebench.config import RunConfig, known_keys
-from pipebench.errors import ConfigError, ResultError, ScheduleError
+from pipebench.errors import ResultError
 from pipebench.harness.sweep import AGAIN_FILE, RESULT_FILE, SWEEP_FILE, point_folder
-from pipebench.record import RunResult, config_from, read_json, read_result
+from pipebench.record import RunResult, config_from, one_line_errors, read_json, read_result
 from pipebench.rows import FAILED, MEASURED, Row, StageRow, row_of, stage_rows
 
 _KEY = re.compile(r"[0-9a-f]{12}")
@@ -178,15 +176,3 @@ def _swept_key(name: Any) -> str:
     if name not in known_keys():
         raise ValueError(f"swept key {name!r}: expected a key of the configuration")
     return str(name)
-
-
-@contextlib.contextmanager
-def one_line_errors(where: object) -> Iterator[None]:
-    """Say in one line what a damaged or foreign file led to."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ResultError(f"{where}: not a complete result: {reason}") from error
-    except (ScheduleError, ConfigError) as error:
-        raise ResultError(f"{where}: not a complete result: {error}") from error

@@ -1,5 +1,6 @@
 """The pictures of a sweep. Only points whose gradients are right, or were not checked, are drawn."""
 
+from pipebench.record import one_line_errors
 from pipebench.report.content import Content
 from pipebench.report.figures.canvas import Picture
 from pipebench.report.figures.comparison import schedules_picture
@@ -8,7 +9,6 @@ from pipebench.report.figures.lines import bubble_picture, throughput_picture
 from pipebench.report.figures.loss import loss_picture
 from pipebench.report.figures.memory import memory_picture
 from pipebench.report.figures.rendering import rendered, themed_svg
-from pipebench.report.sweep import one_line_errors
 
 __all__ = ["Picture", "pictures_of", "rendered", "themed_svg"]
 
