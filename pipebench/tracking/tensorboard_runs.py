@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 FIGURES = "figures"
 SUMMARY = "summary"
 
+SWEEP = "sweep"
+"""What stands for a point's key in the name of a file that belongs to all."""
+
 Step = tuple[int, "Summary"]
 """What belongs to one step: a training step, or a number of micro-batches."""
 
 
 class TensorBoardRuns:
-    """The event files of one sweep. Each is written in one go and closed."""
+    """The event files of one sweep. Each is written in one go; written again, it replaces the one before."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "tensorboard"
@@ -37,7 +40,8 @@ class TensorBoardRuns:
         steps = [(step.training_step, _scalars(step.values)) for step in samples_of(result)]
         steps += [(0, _hyperparameters(row)), (0, _scalars(_numbers(row)))]
         folder = self._run_folder(run_name(row))
-        _write(folder if not folder.exists() else self._run_folder(f"{run_name(row)} {result.key}"), steps)
+        taken = folder.exists() and not _files_of(folder, result.key)
+        _write(self._run_folder(f"{run_name(row)} {result.key}") if taken else folder, result.key, steps)
 
     def log_sweep(self, rows: Sequence[Row], pictures: Sequence[Path]) -> None:
         runs: dict[str, list[Series]] = {}
@@ -45,9 +49,9 @@ class TensorBoardRuns:
             runs.setdefault(series.name, []).append(series)
         for name, lines in runs.items():
             steps = [(micro, _scalars({line.chart: value})) for line in lines for micro, value in line.values.items()]
-            _write(self._run_folder(name), steps)
+            _write(self._run_folder(name), SWEEP, steps)
         if pictures:
-            _write(self._run_folder(FIGURES), [(0, _image(path)) for path in pictures])
+            _write(self._run_folder(FIGURES), SWEEP, [(0, _image(path)) for path in pictures])
 
     def finish(self) -> None:
         """Every file is closed already."""
@@ -90,8 +94,12 @@ def _image(path: Path) -> "Summary":
     return Summary(value=[Summary.Value(tag=path.stem, image=image)])
 
 
-def _write(folder: Path, steps: Iterable[Step]) -> None:
-    """Write one event file, which makes `folder` a run."""
+def _files_of(folder: Path, name: str) -> list[Path]:
+    return list(folder.glob(f"*.{name}"))
+
+
+def _write(folder: Path, name: str, steps: Iterable[Step]) -> None:
+    """Write one event file, which makes `folder` a run, in the place of what a killed or earlier sweep left of it."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -99,7 +107,9 @@ def _write(folder: Path, steps: Iterable[Step]) -> None:
     events = [Event(wall_time=now, file_version="brain.Event:2")]  # what marks the format
     events += [Event(wall_time=now, step=step, summary=summary) for step, summary in steps]
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"events.out.tfevents.{now:.0f}.pipebench").open("wb") as file:
+    for earlier in _files_of(folder, name):
+        earlier.unlink()
+    with (folder / f"events.out.tfevents.{now:.0f}.pipebench.{name}").open("wb") as file:
         writer = RecordWriter(file)
         for event in events:
             writer.write(event.SerializeToString())
