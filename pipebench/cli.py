@@ -1,20 +1,24 @@
 """The command line: compose and check the whole grid, run it, and leave table, files and W&B runs.
 
 Exit code 0 when every point is fine, 1 when one failed or was wrong, 2 for a configuration that cannot run (then
-nothing has been written), 130 after Ctrl-C.
+nothing has been written), 130 after Ctrl-C: the first ends cleanly, with a report; a second leaves at once.
 """
 
+import contextlib
+import multiprocessing
+import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipebench.compose import Grid, compose_grid
 from pipebench.config import RunConfig, resolve
-from pipebench.display import make_display
-from pipebench.errors import ConfigError, ScheduleError
-from pipebench.harness.sweep import Observer, Plan, ends_the_sweep, make_folder, plan_sweep, run_sweep
+from pipebench.display import Display, make_display
+from pipebench.errors import ConfigError, ResultError, ScheduleError
+from pipebench.harness.resume import Work, take_folder
+from pipebench.harness.sweep import Observer, Plan, ends_the_sweep, plan_sweep, run_sweep
 from pipebench.machine import this_machine
 from pipebench.record import RunResult
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
@@ -26,17 +30,39 @@ from pipebench.tracking import Trackers, check_installed, make_trackers
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGTERM, _interrupt)
+    with _interruptible():
+        try:
+            return _main(arguments)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let the first SIGINT or SIGTERM end the sweep cleanly and the next one leave at once."""
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def interrupt(signal_number: int, frame: object) -> None:
+        """Raise, so that workers go, temporary files are removed, and a report of what there is follows."""
+        for number in usual:
+            signal.signal(number, _leave_at_once)
+        raise KeyboardInterrupt
+
+    for number in usual:
+        signal.signal(number, interrupt)
     try:
-        return _main(arguments)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
-def _interrupt(signal_number: int, frame: object) -> None:
-    """End as on Ctrl-C: workers gone, temporary files removed, a report of what there is."""
-    raise KeyboardInterrupt
+def _leave_at_once(signal_number: int, frame: object) -> None:
+    """Leave without a word to anybody: results are whole at any moment."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    os._exit(130)
 
 
 def _main(arguments: list[str]) -> int:
@@ -48,14 +74,15 @@ def _main(arguments: list[str]) -> int:
         points = [resolve(point, machine) for point in defined_points(grid)]
         check_installed(grid.points[0])
         plan = plan_sweep(points, grid.swept, grid.experiment or "sweep")
-        folder = _make_folder(grid)
+        work = take_folder(plan, grid.points[0])
     except ConfigError as error:
         print(f"ConfigError: {error}", file=sys.stderr)
         return 2
     except ScheduleError as error:
         print(f"ScheduleError: {error}", *filter(None, [error.grid]), sep="\n", file=sys.stderr)
         return 2
-    return _run(plan, folder, grid.points[0])
+    with work.lock:
+        return _run(plan, work, grid.points[0])
 
 
 def defined_points(grid: Grid) -> Sequence[RunConfig]:
@@ -78,45 +105,59 @@ def defined_points(grid: Grid) -> Sequence[RunConfig]:
     return [point for point in grid.points if point not in undefined]
 
 
-def _make_folder(grid: Grid) -> Path:
-    results_dir = grid.points[0].results_dir
+def _run(plan: Plan, work: Work, first: RunConfig) -> int:
+    """Run what is not done yet, conclude, and return the exit code."""
+    display = make_display(plan, work.standing)
+    trackers = make_trackers(first, work.folder, plan.name, display.note)
+    _announce(plan, work)
     try:
-        return make_folder(Path(results_dir), grid.experiment or "sweep")
-    except OSError as error:
-        raise ConfigError(f"results_dir={results_dir}: expected a folder that can be written: {error}") from error
-
-
-def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
-    display = make_display(plan)
-    trackers = make_trackers(first, folder, plan.name, display.note)
-    finished: dict[str, RunResult] = {}
-    interrupted = False
-
-    def point_done(result: RunResult) -> None:
-        finished[result.key] = result
-        _track(trackers, result, finished.get(plan.reference_of.get(result.key, "")), plan.swept)
-        display.point_done(result)
-
-    twice = ", one of the points twice for the noise floor" if plan.again else ""
-    counts = f"{_counted(len(plan.points), 'point')} and {_counted(len(plan.references), 'reference')}"
-    print(f"{counts} into {folder}{twice}", flush=True)
-    observer = Observer(display.point_started, display.progress, point_done, display.again_started, display.again_done)
-    try:
-        try:
-            with display.shown():
-                run_sweep(plan, folder, observer)
-        except KeyboardInterrupt:
-            interrupted = True
-            print("interrupted: what was measured so far follows", file=sys.stderr)
-        _say_if_stopped(plan, finished)
-        _conclude(folder, trackers)
+        code = _run_and_conclude(plan, work, display, trackers)
     finally:
         trackers.finish()
     for label, line in trackers.where():
         print(f"{label:<11}", line)
-    if interrupted:
-        return 130
-    return 0 if all(key in finished and finished[key].status in COMPARABLE for key in plan.points) else 1
+    return code
+
+
+def _run_and_conclude(plan: Plan, work: Work, display: Display, trackers: Trackers) -> int:
+    try:
+        with display.shown():
+            results = run_sweep(plan, work.folder, _observer(plan, work, display, trackers), work.standing)
+        fine = all(key in results and results[key].status in COMPARABLE for key in plan.points)
+        code = 0 if fine else 1
+        _say_if_stopped(plan, results)
+    except KeyboardInterrupt:
+        code = 130
+        print("interrupted: what was measured so far follows", file=sys.stderr)
+    except ResultError as error:
+        print(f"ResultError: {error}; once it can be, the same command goes on from here", file=sys.stderr)
+        return 1
+    try:
+        _conclude(work.folder, trackers)
+    except ResultError as error:
+        print(f"ResultError: {error}", file=sys.stderr)
+        return code or 1
+    return code
+
+
+def _announce(plan: Plan, work: Work) -> None:
+    if work.notes:
+        print(*work.notes, sep="\n", flush=True)
+        return
+    twice = ", one of the points twice for the noise floor" if plan.again else ""
+    counts = f"{_counted(len(plan.points), 'point')} and {_counted(len(plan.references), 'reference')}"
+    print(f"{counts} into {work.folder}{twice}", flush=True)
+
+
+def _observer(plan: Plan, work: Work, display: Display, trackers: Trackers) -> Observer:
+    """Let trackers hear of a point before its line appears; its reference has its result by then."""
+
+    def point_done(result: RunResult) -> None:
+        reference = work.standing.results.get(plan.reference_of.get(result.key, ""))
+        _track(trackers, result, reference, plan.swept)
+        display.point_done(result)
+
+    return Observer(display.point_started, display.progress, point_done, display.again_started, display.again_done)
 
 
 def _say_if_stopped(plan: Plan, finished: Mapping[str, RunResult]) -> None:

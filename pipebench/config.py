@@ -33,6 +33,8 @@ GATES = ("on", "off")
 ON_FAILURE = ("continue", "stop")
 WANDB_MODES = ("offline", "online", "disabled")
 TRACKERS = ("wandb", "tensorboard")
+RESUMES = ("auto", "never")
+RETRIES = ("failed", "oom", "all")
 TASKS = ("regression", "classification")
 
 
@@ -153,6 +155,8 @@ class RunConfig:
     progress_limit_s: Any = MISSING
     seed: int = MISSING
     gate: str = MISSING
+    resume: str = MISSING
+    retry: str | None = MISSING
     results_dir: str = MISSING
     trackers: list[str] = MISSING
     wandb: WandbConfig = field(default_factory=WandbConfig)
@@ -165,10 +169,10 @@ LONGEST_LIMIT_S = 86_400
 """A day."""
 
 NOT_PART_OF_THE_POINT = (
-    *("results_dir", "trackers", "wandb", "repeats", "noise_floor"),
+    *("results_dir", "trackers", "wandb", "repeats", "noise_floor", "resume", "retry"),
     *("on_failure", "point_limit_s", "progress_limit_s"),
 )
-"""Keys that say where results go, how often to measure or what to do about a failure, not what is measured."""
+"""Keys that say where results go, what to measure again or what to do about a failure, not what is measured."""
 
 RESOLVED_BY_THE_MACHINE = ("device", "threads")
 """Keys whose `auto` becomes what the machine has, so that the same command line has other keys elsewhere."""
@@ -285,6 +289,7 @@ def _check_names(config: RunConfig) -> None:
     _check_name("on_failure", config.on_failure, ON_FAILURE)
     _check_name("wandb.mode", config.wandb.mode, WANDB_MODES)
     _check_trackers(config.trackers)
+    _check_resume(config)
     for group, kinds in (("model", MODELS), ("data", DATA)):
         chosen = getattr(config, group)
         if kinds.get(chosen.kind) is not type(chosen):
@@ -299,6 +304,16 @@ def _check_trackers(trackers: list[str]) -> None:
         _check_name("trackers", name, TRACKERS)
     if len(set(trackers)) < len(trackers):
         _fail("trackers", f"[{','.join(trackers)}]", "each name once")
+
+
+def _check_resume(config: RunConfig) -> None:
+    if config.resume not in RESUMES and not Path(config.resume).is_dir():
+        _fail("resume", config.resume, f"{', '.join(RESUMES)}, or the folder of a sweep")
+    if config.retry is None:
+        return
+    _check_name("retry", config.retry, RETRIES)
+    if config.resume == "never":
+        _fail("retry", config.retry, "null with resume=never, which measures every point")
 
 
 def _check_numbers(config: RunConfig) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pipebench.config import RunConfig, value_at
 from pipebench.harness.launch import Progress
-from pipebench.harness.sweep import Plan
+from pipebench.harness.sweep import Plan, Standing, groups_done
 from pipebench.record import RunResult, step_times
 from pipebench.rows import COMPARABLE
 
@@ -26,13 +26,14 @@ _AGAIN = "again, for the noise floor"
 class Display:
     """Counts fresh groups of workers (for points, references and the second look) and shows the current one."""
 
-    def __init__(self, plan: Plan, console: Console) -> None:
+    def __init__(self, plan: Plan, console: Console, num_done: int = 0) -> None:
+        """`num_done` groups were measured before, by the sweep that this one resumes."""
         self._console = console
         self._swept = plan.swept
         self._references = list(plan.references.values())
         twice = [] if plan.again is None else [plan.points[plan.again]]
         self._total = sum(config.repeats for config in (*plan.all.values(), *twice))
-        self._started = 0
+        self._started = self._num_done = num_done
         self._began = time.monotonic()
         self._current = ""
         self._live: Live | None = None
@@ -103,12 +104,13 @@ class Display:
 
     def _left(self) -> str:
         """Estimate the time left from the mean time of the groups that are done."""
-        done = self._started - 1
+        done = self._started - 1 - self._num_done
         if done < 1:
             return ""
-        seconds = (time.monotonic() - self._began) / done * (self._total - done)
+        seconds = (time.monotonic() - self._began) / done * (self._total - self._started + 1)
         return f"  about {seconds:.0f} s left" if seconds < 120 else f"  about {seconds / 60:.0f} min left"
 
 
-def make_display(plan: Plan) -> Display:
-    return Display(plan, Console(file=sys.stdout, highlight=False))
+def make_display(plan: Plan, before: Standing | None = None) -> Display:
+    num_done = groups_done(plan, before) if before else 0
+    return Display(plan, Console(file=sys.stdout, highlight=False), num_done)

@@ -10,7 +10,7 @@ import dataclasses
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,14 @@ from pipebench.harness.simulated import simulate_point
 from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
 from pipebench.render import chrome_trace
 from pipebench.rows import COMPARABLE, FAILED, largest_gradient_error, median_step
+from pipebench.schedule.action import Op, Schedule
 from pipebench.schedule.builders import with_optimizer
 from pipebench.schedule.catalogue import ZB_AUTO
 from pipebench.schedule.simulate import Link
 
 SWEEP_FILE = "sweep.json"
 RESULT_FILE = "result.json"
+TRACE_FILE = "trace.json"
 AGAIN_FILE = "again.json"
 """The second measurement of the same point, in the same format."""
 
@@ -67,6 +69,19 @@ class Known:
     profiles: dict[str, LayerProfile]
     links: dict[str, Link]
     prepared: dict[str, Prepared]
+
+
+@dataclass(slots=True)
+class Standing:
+    """How far a sweep is; it grows as the sweep runs, and a resumed one starts from what its folder holds.
+
+    `results` by key; `told`, the points that observers have heard of; `again`, the second measurement of the point
+    that has one.
+    """
+
+    results: dict[str, RunResult] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+    again: RunResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,34 +144,100 @@ def make_folder(results_dir: Path, name: str) -> Path:
     raise AssertionError("a thousand sweeps in one second")
 
 
-def run_sweep(plan: Plan, folder: Path, observer: Observer) -> dict[str, RunResult]:
-    """Run everything in `plan`, write each result as soon as it is known, and return all results by key."""
-    results: dict[str, RunResult] = {}
-    again: RunResult | None = None
-    known = Known({}, {}, {})
-    environment = machine.describe()
-    _write_state(folder, plan, results)
+def run_sweep(plan: Plan, folder: Path, observer: Observer, before: Standing | None = None) -> dict[str, RunResult]:
+    """Run what of `plan` was not run `before`, write each result as soon as it is known, and return all by key.
+
+    Raise ResultError where a result cannot be written; what is there stays as it is.
+    """
+    standing = before or Standing()
+    running = _Running(plan, folder, observer, standing, _known_from(standing), machine.describe())
+    _write_state(folder, plan, standing, finished=False)
     for round_number in range(max(config.repeats for config in plan.all.values())):
         for key, config in plan.all.items():
-            if round_number >= config.repeats or (key in results and results[key].status in FAILED):
-                continue
-            observer.point_started(config, round_number)
-            result = results.get(key) or _unmeasured(key, config, environment)
-            results[key] = result = _run_once(result, known, observer)
-            _write_point(folder, result)
-            _write_state(folder, plan, results)
-            if round_number == config.repeats - 1 or result.status in FAILED:
-                observer.point_done(result)
-            if ends_the_sweep(result):
-                return results
-        if plan.again is not None and results[plan.again].status in COMPARABLE:
-            again = again or _unmeasured(plan.again, plan.points[plan.again], environment)
-            observer.again_started(again.config, round_number)
-            again = _run_once(again, known, observer)
-            write_result(point_folder(folder, plan.again) / AGAIN_FILE, again)
-    if again is not None:
-        observer.again_done(again)
-    return results
+            if rounds_done(standing.results.get(key)) <= round_number < config.repeats:
+                _run_point(running, key, round_number)
+            if key not in standing.told and rounds_done(standing.results[key]) >= config.repeats:
+                observer.point_done(standing.results[key])
+                standing.told.add(key)
+                _write_state(folder, plan, standing, finished=False)
+            if ends_the_sweep(standing.results[key]):
+                return standing.results
+        if plan.again is not None and rounds_done(standing.again) <= round_number < plan.points[plan.again].repeats:
+            _run_again(running, plan.again, round_number)
+    _write_state(folder, plan, standing, finished=True)
+    return standing.results
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What each measurement of a running sweep needs and adds to."""
+
+    plan: Plan
+    folder: Path
+    observer: Observer
+    standing: Standing
+    known: Known
+    environment: dict[str, Any]
+
+
+def _run_point(running: _Running, key: str, round_number: int) -> None:
+    """Run one round of a point; one that is interrupted in its first says so, to be run again on resuming."""
+    standing, config = running.standing, running.plan.all[key]
+    running.observer.point_started(config, round_number)
+    result = standing.results.get(key) or _unmeasured(key, config, running.environment)
+    try:
+        standing.results[key] = _run_once(result, running.known, running.observer)
+    except KeyboardInterrupt:
+        if key not in standing.results:
+            message = "the sweep was stopped while this point ran"
+            standing.results[key] = dataclasses.replace(result, status="interrupted", message=message)
+            _write_standing(running, key)
+        raise
+    _write_standing(running, key)
+
+
+def _write_standing(running: _Running, key: str) -> None:
+    _write_point(running.folder, running.standing.results[key])
+    _write_state(running.folder, running.plan, running.standing, finished=False)
+
+
+def _run_again(running: _Running, key: str, round_number: int) -> None:
+    """Run one round of the second measurement; the observer hears of it after the last."""
+    standing, config = running.standing, running.plan.points[key]
+    if standing.results[key].status not in COMPARABLE:
+        return
+    running.observer.again_started(config, round_number)
+    again = standing.again or _unmeasured(key, config, running.environment)
+    standing.again = _run_once(again, running.known, running.observer)
+    write_result(point_folder(running.folder, key) / AGAIN_FILE, standing.again)
+    if rounds_done(standing.again) >= config.repeats:
+        running.observer.again_done(standing.again)
+
+
+def rounds_done(result: RunResult | None) -> int:
+    """Return how many rounds a point needs no more: all of them after it failed in one."""
+    if result is None:
+        return 0
+    return result.config.repeats if result.status in FAILED else len(result.repeats)
+
+
+def groups_done(plan: Plan, standing: Standing) -> int:
+    """Return how many fresh groups of workers, those of the second measurement included, need not run any more."""
+    done = sum(min(rounds_done(standing.results.get(key)), config.repeats) for key, config in plan.all.items())
+    return done + (min(rounds_done(standing.again), plan.points[plan.again].repeats) if plan.again else 0)
+
+
+def _known_from(standing: Standing) -> Known:
+    """Return what earlier groups found out: the rounds of a point that are missing need the rows of those it has."""
+    real = {key: r for key, r in standing.results.items() if r.config.engine != "simulate" and r.repeats}
+    profiles = {_profile_name(result.config): result.profile for result in real.values() if result.profile}
+    return Known(profiles, {}, {key: _prepared_from(result) for key, result in real.items()})
+
+
+def _prepared_from(result: RunResult) -> Prepared:
+    rows = tuple(tuple(action for action in row if action.op is not Op.OPTIMIZER) for row in result.schedule.rows)
+    message = result.message if result.status in COMPARABLE else ""
+    return Prepared(result.layers_per_stage, Schedule(result.config.schedule, rows), message)
 
 
 def ends_the_sweep(result: RunResult) -> bool:
@@ -239,16 +320,24 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
 
 def _profile(config: RunConfig, known: Known, observer: Observer) -> LayerProfile:
     """Profile once per model and micro-batch size (and whatever else a layer's time depends on)."""
-    num_samples = micro_batch_sizes(config.batch, config.micro)[0]
-    timed = config.partition == "time" or config.schedule == ZB_AUTO
-    name = f"{key_of(_reference(config))}/{num_samples}/{timed}"
+    name = _profile_name(config)
     if name not in known.profiles:
-        job = ProfileJob(config, num_samples, timed, _cores_of(config, num_ranks=1)[0])
+        num_samples = micro_batch_sizes(config.batch, config.micro)[0]
+        job = ProfileJob(config, num_samples, _needs_times(config), _cores_of(config, num_ranks=1)[0])
         with _scratch() as folder:
             [known.profiles[name]] = run_group(
                 PROFILE_LAYERS, [job], config.device, observer.progress, limits_of(config), folder
             )
     return known.profiles[name]
+
+
+def _profile_name(config: RunConfig) -> str:
+    num_samples = micro_batch_sizes(config.batch, config.micro)[0]
+    return f"{key_of(_reference(config))}/{num_samples}/{_needs_times(config)}"
+
+
+def _needs_times(config: RunConfig) -> bool:
+    return bool(config.partition == "time" or config.schedule == ZB_AUTO)
 
 
 def _link(config: RunConfig, known: Known, observer: Observer) -> Link:
@@ -314,28 +403,29 @@ def _write_point(folder: Path, result: RunResult) -> None:
     write_result(point_folder(folder, result.key) / RESULT_FILE, result)
     trace = median_step(result)
     if trace is not None:
-        write_json(point_folder(folder, result.key) / "trace.json", chrome_trace(trace))
+        write_json(point_folder(folder, result.key) / TRACE_FILE, chrome_trace(trace))
 
 
-def _write_state(folder: Path, plan: Plan, results: dict[str, RunResult]) -> None:
+def _write_state(folder: Path, plan: Plan, standing: Standing, *, finished: bool) -> None:
     state = {
         "format": FORMAT,
         "name": plan.name,
         "swept": list(plan.swept),
-        "points": [_state_of(key, plan.points[key], results) for key in plan.points],
-        "references": [_state_of(key, plan.references[key], results) for key in plan.references],
+        "finished": finished,
+        "points": [_state_of(key, plan.points[key], standing) for key in plan.points],
+        "references": [_state_of(key, plan.references[key], standing) for key in plan.references],
         "reference_of": plan.reference_of,
         "noise_floor": plan.again,
     }
     write_json(folder / SWEEP_FILE, state)
 
 
-def _state_of(key: str, config: RunConfig, results: dict[str, RunResult]) -> dict[str, Any]:
-    result = results.get(key)
-    done = len(result.repeats) if result else 0
+def _state_of(key: str, config: RunConfig, standing: Standing) -> dict[str, Any]:
+    result = standing.results.get(key)
     return {
         "key": key,
         "state": result.status if result else "pending",
-        "repeats_done": done,
+        "repeats_done": len(result.repeats) if result else 0,
+        "told": key in standing.told,
         "config": dataclasses.asdict(config),
     }

@@ -47,6 +47,7 @@ TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.harness.launch",
     "pipebench.harness.limits",
     "pipebench.harness.prepare",
+    "pipebench.harness.resume",
     "pipebench.harness.simulated",
     "pipebench.harness.sweep",
 ]
