@@ -18,7 +18,7 @@ from pipebench.config import RunConfig, resolve
 from pipebench.display import Display, make_display
 from pipebench.errors import ConfigError, ResultError, ScheduleError
 from pipebench.harness.resume import Work, take_folder
-from pipebench.harness.sweep import Observer, Plan, ends_the_sweep, plan_sweep, run_sweep
+from pipebench.harness.sweep import Observer, Plan, conclude_sweep, ends_the_sweep, plan_sweep, run_sweep
 from pipebench.machine import this_machine
 from pipebench.record import RunResult
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
@@ -134,6 +134,7 @@ def _run_and_conclude(plan: Plan, work: Work, display: Display, trackers: Tracke
         return 1
     try:
         _conclude(work.folder, trackers)
+        conclude_sweep(plan, work.folder, work.standing)
     except ResultError as error:
         print(f"ResultError: {error}", file=sys.stderr)
         return code or 1

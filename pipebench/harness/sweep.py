@@ -164,8 +164,15 @@ def run_sweep(plan: Plan, folder: Path, observer: Observer, before: Standing | N
                 return standing.results
         if plan.again is not None and rounds_done(standing.again) <= round_number < plan.points[plan.again].repeats:
             _run_again(running, plan.again, round_number)
-    _write_state(folder, plan, standing, finished=True)
     return standing.results
+
+
+def conclude_sweep(plan: Plan, folder: Path, standing: Standing) -> None:
+    """Note in sweep.json that nothing is left to do, if that is so; for when the report is there too."""
+    done = all(rounds_done(standing.results.get(key)) >= config.repeats for key, config in plan.all.items())
+    if plan.again is not None and done and standing.results[plan.again].status in COMPARABLE:
+        done = rounds_done(standing.again) >= plan.points[plan.again].repeats
+    _write_state(folder, plan, standing, finished=done)
 
 
 @dataclass(frozen=True, slots=True)
