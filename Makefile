@@ -5,7 +5,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 ARGS   ?= -m stages=2,4,8 micro=4,16,32
 
-.PHONY: bench test faults perf readme-results clean
+.PHONY: bench test faults kills perf readme-results clean
 
 bench: $(VENV)/.bench
 	$(PY) -m pipebench $(ARGS)
@@ -18,6 +18,9 @@ test: $(VENV)/.test
 
 faults: $(VENV)/.test
 	$(PY) -m pytest tests/end_to_end/test_faults.py --faults-table results/faults/faults.md
+
+kills: $(VENV)/.test
+	PIPEBENCH_KILLS=20 $(PY) -m pytest tests/end_to_end/test_stopped_sweeps.py -k killed
 
 readme-results: $(VENV)/.bench
 	for sweep in results/*/sweep.json; do $(PY) -m pipebench.report $$(dirname $$sweep) || exit; done

@@ -322,3 +322,16 @@ def test_points_are_simulated_the_same_each_time() -> None:
     key, config = next(iter(plan.points.items()))
     empty = RunResult(key, config, "ok", "", False, machine.describe(), [], [], None)
     assert simulate_point(empty) == simulate_point(empty)
+
+
+def test_a_sweep_in_which_nothing_can_be_written_is_refused_by_name_and_left_alone_by_auto(tmp_path: Path) -> None:
+    folder = sweep(tmp_path, stopped_after=1)
+    (folder / ".lock").unlink()
+    (folder / ".lock").mkdir()  # refused to every user, as a read-only folder is not to root
+    with taken(tmp_path) as work:
+        assert work.folder != folder
+    with (
+        pytest.raises(ConfigError, match="expected a folder that can be written"),
+        taken(tmp_path, resume=str(folder)),
+    ):
+        pass

@@ -1,0 +1,180 @@
+"""Sweeps that are killed, interrupted, short of room or beside one another: the same command again ends them well.
+
+PIPEBENCH_KILLS sets at how many random moments the sweep is killed (`make kills`: 20).
+"""
+
+import csv
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipebench.record import read_json, read_result
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = int(os.environ.get("PIPEBENCH_KILLS", "5"))
+GRID = (
+    "-m", "model=synthetic", "model.layers=2", "model.forward_s=0.002", "model.backward_s=0.002", "stages=1,2",
+    "micro=2", "batch=4", "steps=2", "warmup=1", "partition=uniform", "threads=1",
+)  # fmt: skip
+NO_TRACKER = "trackers=[]"
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start the command line as a user would, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipebench", *GRID, *arguments],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    process = start(folder, *arguments)
+    output, errors = process.communicate(timeout=240)
+    return process.returncode, output, errors
+
+
+def wait_for_line(process: subprocess.Popen[str], beginning: str) -> None:
+    assert process.stdout is not None
+    assert any(line.startswith(beginning) for line in process.stdout), process.communicate()[1]
+
+
+def sweeps(folder: Path) -> list[Path]:
+    return sorted((folder / "results").iterdir())
+
+
+def table(sweep: Path) -> list[tuple[str, ...]]:
+    """Return of each row what does not depend on the clock."""
+    with (sweep / "results.csv").open() as file:
+        return [(row["key"], row["status"], row["stages"], row["micro"]) for row in csv.DictReader(file)]
+
+
+def finished_points(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.glob("results/*/runs/*/result.json")}
+
+
+def test_a_sweep_killed_at_random_moments_ends_with_the_table_of_an_undisturbed_one(tmp_path: Path) -> None:
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    undisturbed.mkdir()
+    killed.mkdir()
+    began = time.monotonic()
+    code, _, errors = run(undisturbed, NO_TRACKER)
+    whole_s = time.monotonic() - began
+    assert (code, errors) == (0, "")
+
+    moments, stopped, before = random.Random(5), 0, {}
+    for _ in range(KILLS):
+        process = start(killed, NO_TRACKER)
+        try:
+            process.communicate(timeout=moments.uniform(0.1, whole_s))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            stopped += 1
+        after = finished_points(killed)
+        assert before.items() <= after.items(), "a finished point was run again"
+        assert all(read_result(path).status == "ok" for path in after), "a point is half written"
+        before = after
+    code, _, errors = run(killed, NO_TRACKER)
+
+    assert stopped > 0
+    assert (code, errors) == (0, "")
+    assert before.items() <= finished_points(killed).items()
+    [expected] = [table(sweep) for sweep in sweeps(undisturbed)]
+    for sweep in (path for path in sweeps(killed) if (path / "sweep.json").exists()):
+        assert table(sweep) == expected
+        assert read_json(sweep / "sweep.json")["finished"]
+        assert [path.name for path in sweep.rglob(".*") if path.is_file()] == [".lock"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_point_that_is_interrupted_says_so_and_is_run_again(number: signal.Signals, tmp_path: Path) -> None:
+    process = start(tmp_path, NO_TRACKER, "steps=100")
+    wait_for_line(process, "[1/4]")
+    time.sleep(1)
+    os.killpg(process.pid, number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "interrupted: what was measured so far follows\n"
+    [sweep] = sweeps(tmp_path)
+    assert [row[1] for row in table(sweep)] == ["interrupted", "pending"]
+    assert [point["state"] for point in read_json(sweep / "sweep.json")["points"]] == ["interrupted", "pending"]
+
+    before = finished_points(tmp_path)
+    code, output, errors = run(tmp_path, NO_TRACKER, "steps=100")
+    assert (code, errors) == (0, "")
+    first, second, *_ = output.splitlines()
+    assert first == "resuming: 0 of 2 done in " + str(sweep.relative_to(tmp_path)) + "; resume=never starts anew"
+    assert second.endswith(": interrupted")
+    assert [row[1] for row in table(sweep)] == ["ok", "ok"]
+    assert sum(before[path] == content for path, content in finished_points(tmp_path).items() if path in before) == 1
+
+
+def test_a_second_interrupt_leaves_at_once_and_nothing_corrupt(tmp_path: Path) -> None:
+    process = start(tmp_path, NO_TRACKER)
+    wait_for_line(process, "[2/4]")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # the report takes seconds
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    process.communicate(timeout=60)
+    assert time.monotonic() - began < 5
+    assert process.returncode == 130
+    assert all(read_result(path).status in ("ok", "interrupted") for path in finished_points(tmp_path))
+    code, output, errors = run(tmp_path, NO_TRACKER)
+    assert (code, errors) == (0, "")
+    assert output.startswith("resuming: ")
+    [sweep] = sweeps(tmp_path)
+    assert [row[1] for row in table(sweep)] == ["ok", "ok"]
+
+
+def test_two_sweeps_at_once_in_one_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
+    both = [start(tmp_path, NO_TRACKER) for _ in range(2)]
+    for process in both:
+        _, errors = process.communicate(timeout=240)
+        assert (process.returncode, errors) == (0, "")
+    first, second = sweeps(tmp_path)
+    assert table(first) == table(second)
+    assert {row[1] for row in table(first)} == {"ok"}
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    """A limit on the size of a file refuses to write as a full disk does."""
+    process = start(tmp_path, NO_TRACKER)
+    wait_for_line(process, "[2/4]")
+    usual = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
+    _, errors = process.communicate(timeout=60)
+    assert usual[1] == resource.RLIM_INFINITY
+    assert process.returncode == 1
+    assert errors.startswith("ResultError: results/")
+    assert errors.count("\n") == 1
+    assert "cannot be written: " in errors
+    before = finished_points(tmp_path)
+    assert len(before) >= 2
+    code, output, errors = run(tmp_path, NO_TRACKER)
+    assert (code, errors) == (0, "")
+    assert output.startswith("resuming: ")
+    assert before.items() <= finished_points(tmp_path).items()
+
+
+def test_trackers_have_each_point_of_a_resumed_sweep_once(loopback_only: None, tmp_path: Path) -> None:
+    arguments = ["trackers=[wandb,tensorboard]"]
+    process = start(tmp_path, *arguments)
+    wait_for_line(process, "[2/4]")
+    process.kill()
+    process.communicate()
+    assert run(tmp_path, *arguments)[0] == 0
+    assert run(tmp_path, *arguments, f"resume={sweeps(tmp_path)[0]}", "retry=all")[0] == 0
+    [sweep] = sweeps(tmp_path)
+    runs = [path.name.rpartition("-")[2] for path in (sweep / "wandb").glob("offline-run-*")]
+    assert len(runs) == len(set(runs)) == 3 + 1  # two points, a reference, the report
+    files = [path.name.rpartition(".")[2] for path in sweep.glob("tensorboard/*/*") if not path.name.endswith(".sweep")]
+    assert sorted(files) == sorted(path.name for path in (sweep / "runs").iterdir())
+    assert max(len(list(folder.iterdir())) for folder in (sweep / "tensorboard").iterdir()) == 1
