@@ -13,6 +13,7 @@ from pathlib import Path
 from pipebench.compose import Grid, compose_grid
 from pipebench.config import RunConfig, resolve
 from pipebench.display import make_display
+from pipebench.dry_run import preview
 from pipebench.errors import ConfigError, ScheduleError
 from pipebench.harness.sweep import Observer, Plan, make_folder, plan_sweep, run_sweep
 from pipebench.machine import this_machine
@@ -48,6 +49,9 @@ def _main(arguments: list[str]) -> int:
         points = [resolve(point, machine) for point in defined_points(grid)]
         check_installed(grid.points[0])
         plan = plan_sweep(points, grid.swept, grid.experiment or "sweep")
+        if grid.points[0].dry_run:
+            preview(plan, grid.points[0].profile)
+            return 0
         folder = _make_folder(grid)
     except ConfigError as error:
         print(f"ConfigError: {error}", file=sys.stderr)

@@ -150,6 +150,8 @@ class RunConfig:
     seed: int = MISSING
     gate: str = MISSING
     results_dir: str = MISSING
+    dry_run: bool = MISSING
+    force: bool = MISSING
     trackers: list[str] = MISSING
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
@@ -157,7 +159,7 @@ class RunConfig:
 MOST_STEPS = 1_000_000
 """More would run for weeks: a typing error."""
 
-NOT_PART_OF_THE_POINT = ("results_dir", "trackers", "wandb", "repeats", "noise_floor")
+NOT_PART_OF_THE_POINT = ("results_dir", "trackers", "wandb", "repeats", "noise_floor", "dry_run", "force")
 """Keys that say where results go or how often to measure, not what is measured."""
 
 RESOLVED_BY_THE_MACHINE = ("device", "threads")

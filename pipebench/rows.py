@@ -28,6 +28,9 @@ MEASURED = ("ok", "wrong", "unchecked", "simulated")
 COMPARABLE = ("ok", "unchecked", "simulated")
 """Statuses that plots and speed-ups use."""
 
+FAILED = ("error", "oom", "nan", "timeout", "crashed", "deadlock", "skipped", "interrupted")
+"""Statuses of points that have no steps to show, only a reason."""
+
 AXES = ("stages", "micro", "replicas", "schedule", "chunks", "recompute", "partition", "model", "engine")
 
 

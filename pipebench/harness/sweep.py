@@ -16,11 +16,12 @@ from typing import Any
 
 from pipebench import machine
 from pipebench.config import RunConfig, key_of, ranks_per_device
-from pipebench.costs import Profile, load_profile
+from pipebench.costs import Profile, load_profile, rank_memory
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ScheduleError
+from pipebench.harness.forecast import why_too_large
 from pipebench.harness.jobs import MEASURE_LINK, MEASURE_RANK, PROFILE_LAYERS, LinkJob, ProfileJob, RankJob
-from pipebench.harness.launch import Progress, run_group
+from pipebench.harness.launch import Progress, Report, run_group
 from pipebench.harness.prepare import Prepared, prepare
 from pipebench.harness.simulated import simulate_point
 from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
@@ -200,12 +201,16 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
     try:
         if config.engine == "simulate":
             return simulate_point(result)
-        layers = _profile(config, known, observer)
-        link = _link(config, known, observer)
+        profile = profile_of_point(config, known, observer.progress)
+        layers = profile.layers
         profiling_s = time.perf_counter() - began
         if result.key not in known.prepared:
-            known.prepared[result.key] = prepare(config, Profile(layers, [0.0] * len(layers.names), link))
+            known.prepared[result.key] = prepare(config, profile)
         prepared = known.prepared[result.key]
+        memory = rank_memory(config.optimizer, layers, prepared.layers_per_stage, prepared.schedule)
+        reason = why_too_large(config, memory, machine.capacity())
+        if reason and not config.force:
+            return dataclasses.replace(result, status="skipped", message=reason)
         with tempfile.TemporaryDirectory(prefix="pipebench-") as scratch:
             jobs = _jobs(config, prepared, layers, str(Path(scratch) / "store"))
             ranks = run_group(MEASURE_RANK, jobs, config.device, observer.progress)
@@ -224,18 +229,24 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
     )
 
 
-def _profile(config: RunConfig, known: Known, observer: Observer) -> LayerProfile:
+def profile_of_point(config: RunConfig, known: Known, on_progress: Report) -> Profile:
+    """Return what partition, search and memory model must know of a real point, measured where `known` lacks it."""
+    layers = _profile(config, known, on_progress)
+    return Profile(layers, [0.0] * len(layers.names), _link(config, known, on_progress))
+
+
+def _profile(config: RunConfig, known: Known, on_progress: Report) -> LayerProfile:
     """Profile once per model and micro-batch size (and whatever else a layer's time depends on)."""
     num_samples = micro_batch_sizes(config.batch, config.micro)[0]
     timed = config.partition == "time" or config.schedule == ZB_AUTO
     name = f"{key_of(_reference(config))}/{num_samples}/{timed}"
     if name not in known.profiles:
         job = ProfileJob(config, num_samples, timed, _cores_of(config, num_ranks=1)[0])
-        [known.profiles[name]] = run_group(PROFILE_LAYERS, [job], config.device, observer.progress)
+        [known.profiles[name]] = run_group(PROFILE_LAYERS, [job], config.device, on_progress)
     return known.profiles[name]
 
 
-def _link(config: RunConfig, known: Known, observer: Observer) -> Link:
+def _link(config: RunConfig, known: Known, on_progress: Report) -> Link:
     """Measure what a search must know of transfers, once per device and threads; who searches nothing needs nothing."""
     if config.schedule != ZB_AUTO or config.stages == 1:
         return Link()
@@ -244,7 +255,7 @@ def _link(config: RunConfig, known: Known, observer: Observer) -> Link:
         with tempfile.TemporaryDirectory(prefix="pipebench-") as scratch:
             cores = _cores_of(config, num_ranks=2)
             jobs = [LinkJob(config, rank, cores[rank], str(Path(scratch) / "store")) for rank in range(2)]
-            known.links[name], _ = run_group(MEASURE_LINK, jobs, config.device, observer.progress)
+            known.links[name], _ = run_group(MEASURE_LINK, jobs, config.device, on_progress)
     return known.links[name]
 
 

@@ -16,6 +16,7 @@ LEGEND = {
     "simulated": "played by the simulator with the costs of a profile: nothing ran",
     "wrong": "its gradients differ from plain PyTorch's: not a result",
     "error": "the point failed, see its message",
+    "skipped": "not run, since it cannot fit, see its message; force=true runs it nevertheless",
     "unreadable": "its result file is damaged, or of another version of pipebench",
     "pending": "not run, or not yet",
     NOTHING: "not measured, or a combination that was not asked for",

@@ -16,10 +16,10 @@ from pipebench.config import RunConfig, known_keys
 from pipebench.errors import ConfigError, ResultError, ScheduleError
 from pipebench.harness.sweep import AGAIN_FILE, RESULT_FILE, SWEEP_FILE, point_folder
 from pipebench.record import RunResult, config_from, read_json, read_result
-from pipebench.rows import MEASURED, Row, StageRow, row_of, stage_rows
+from pipebench.rows import FAILED, MEASURED, Row, StageRow, row_of, stage_rows
 
 _KEY = re.compile(r"[0-9a-f]{12}")
-_STATUSES = (*MEASURED, "error")
+_STATUSES = (*MEASURED, *FAILED)
 _UNREADABLE = "unreadable"
 
 

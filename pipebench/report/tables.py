@@ -246,7 +246,7 @@ def references_table(sweep: Sweep) -> Table | None:
     return Table("one-device", "One device", header, lines, len(names) + 1)
 
 
-_NOT_SHOWN = ("results_dir", "trackers", "wandb", "noise_floor")
+_NOT_SHOWN = ("results_dir", "trackers", "wandb", "noise_floor", "dry_run", "force")
 
 
 def setting_table(sweep: Sweep) -> Table:

@@ -19,6 +19,7 @@ LAYERS = [
     ["peers"],
     ["harness"],
     ["display", "report", "tracking"],
+    ["dry_run"],
     ["perf", "compare", "cli", "push", "dashboard"],
     ["__main__"],
 ]
@@ -35,11 +36,12 @@ ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
 WITHOUT_TORCH = ["errors", "seeds", "machine", "schedule", "trace", "config", "compose", "record", "metrics", "costs",
-                 "ledger", "rows", "grid", "render", "display", "report", "tracking", "perf", "compare", "cli", "push",
-                 "dashboard", "__main__"]  # fmt: skip
+                 "ledger", "rows", "grid", "render", "display", "report", "tracking", "dry_run", "perf", "compare",
+                 "cli", "push", "dashboard", "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
     "pipebench.engine.microbatch",
+    "pipebench.harness.forecast",
     "pipebench.harness.jobs",
     "pipebench.harness.launch",
     "pipebench.harness.prepare",
