@@ -15,7 +15,7 @@ from pipebench.config import RunConfig, resolve
 from pipebench.display import make_display
 from pipebench.dry_run import preview
 from pipebench.errors import ConfigError, ScheduleError
-from pipebench.harness.sweep import Observer, Plan, make_folder, plan_sweep, run_sweep
+from pipebench.harness.sweep import Observer, Plan, make_folder, plan_sweep, run_sweep, warnings_before
 from pipebench.machine import this_machine
 from pipebench.record import RunResult
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
@@ -103,6 +103,8 @@ def _run(plan: Plan, folder: Path, first: RunConfig) -> int:
 
     twice = ", one of the points twice for the noise floor" if plan.again else ""
     print(f"{len(plan.points)} points and {len(plan.references)} references into {folder}{twice}", flush=True)
+    for warning in warnings_before(plan):
+        display.note(f"warning: {warning}")
     observer = Observer(display.point_started, display.progress, point_done, display.again_started, display.again_done)
     try:
         try:

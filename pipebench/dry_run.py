@@ -16,7 +16,7 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ScheduleError
 from pipebench.harness.forecast import Forecast, forecast, why_too_large
 from pipebench.harness.prepare import prepare
-from pipebench.harness.sweep import Known, Plan, profile_of_point
+from pipebench.harness.sweep import Known, Plan, profile_of_point, warnings_before
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,7 +55,7 @@ def preview(plan: Plan, profile: str | None) -> None:
     console = Console(highlight=False)
     needed = console.measure(table, options=console.options.update(max_width=10_000)).maximum
     Console(highlight=False, width=max(console.width, needed)).print(table)
-    print(_in_words(plan, lines))
+    print(*(f"warning: {warning}" for warning in warnings_before(plan)), _in_words(plan, lines), sep="\n")
 
 
 def _measured_by(known: Known) -> ProfileOf:

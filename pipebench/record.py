@@ -98,7 +98,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Everything known of one point."""
+    """Everything known of one point; `flags` say what disturbed it, each `what: how much` (see `conditions`)."""
 
     key: str
     config: RunConfig
@@ -110,6 +110,7 @@ class RunResult:
     rows: list[list[str]]
     profile: LayerProfile | None
     repeats: list[Repeat] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
 
     @property
     def schedule(self) -> Schedule:
@@ -204,6 +205,7 @@ def read_result(path: Path) -> RunResult:
             rows=content["rows"],
             profile=LayerProfile(**profile) if profile else None,
             repeats=[_repeat_from(repeat) for repeat in content["repeats"]],
+            flags=[str(flag) for flag in content.get("flags", [])],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultError(f"{path}: not a complete result: {error}") from error

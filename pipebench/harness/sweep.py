@@ -6,6 +6,7 @@ says how far two measurements of the same thing lie apart here.
 """
 
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipebench import machine
+from pipebench.conditions import flags_between, merged, read_conditions
 from pipebench.config import RunConfig, key_of, ranks_per_device
 from pipebench.costs import Profile, load_profile, rank_memory
 from pipebench.engine.microbatch import micro_batch_sizes
@@ -140,7 +142,7 @@ def run_sweep(plan: Plan, folder: Path, observer: Observer) -> dict[str, RunResu
                 continue
             observer.point_started(config, round_number)
             result = results.get(key) or _unmeasured(key, config, environment)
-            results[key] = result = _run_once(result, known, observer)
+            results[key] = result = _run_flagged(result, known, observer)
             _write_point(folder, result)
             _write_state(folder, plan, results)
             if round_number == config.repeats - 1:
@@ -148,7 +150,7 @@ def run_sweep(plan: Plan, folder: Path, observer: Observer) -> dict[str, RunResu
         if plan.again is not None and results[plan.again].status in COMPARABLE:
             again = again or _unmeasured(plan.again, plan.points[plan.again], environment)
             observer.again_started(again.config, round_number)
-            again = _run_once(again, known, observer)
+            again = _run_flagged(again, known, observer)
             write_result(point_folder(folder, plan.again) / AGAIN_FILE, again)
     if again is not None:
         observer.again_done(again)
@@ -192,6 +194,35 @@ def _unmeasured(key: str, config: RunConfig, environment: dict[str, Any]) -> Run
 def _is_oversubscribed(config: RunConfig) -> bool:
     """Tell whether ranks share what would be a device each."""
     return ranks_per_device(config, machine.this_machine()) > 1
+
+
+def _run_flagged(result: RunResult, known: Known, observer: Observer) -> RunResult:
+    """Run the point once more, and note what disturbed it."""
+    config = result.config
+    if config.engine == "simulate":
+        return _run_once(result, known, observer)
+    before = read_conditions(config.device)
+    measured = _run_once(result, known, observer)
+    found = flags_between(before, read_conditions(config.device), _cores_wanted(config), os.cpu_count() or 1)
+    return dataclasses.replace(measured, flags=merged(result.flags, found))
+
+
+def warnings_before(plan: Plan) -> list[str]:
+    """Return what speaks against the numbers to come, as the machine is now."""
+    running = [config for config in plan.all.values() if config.engine != "simulate"]
+    if not running:
+        return []
+    now, num_cores = read_conditions(running[0].device), os.cpu_count() or 1
+    crowded = sum(map(_is_oversubscribed, running))
+    shared = f"oversubscribed: {crowded} of {len(running)} points have more stages x threads than there are cores"
+    return [*([shared] if crowded else []), *flags_between(now, now, max(map(_cores_wanted, running)), num_cores)]
+
+
+def _cores_wanted(config: RunConfig) -> int:
+    """Sleeping stages want none, and one keeps a GPU's queue filled."""
+    if config.model.kind == "synthetic":
+        return 0
+    return config.stages * (1 if config.device == "cuda" else int(config.threads))
 
 
 def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:

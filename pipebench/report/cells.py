@@ -10,6 +10,7 @@ NOTHING = "\N{EN DASH}"
 MIB = 2**20
 
 LEGEND = {
+    "!": "disturbed: something else went on on the machine, see the column flags and the list of disturbed points",
     "*": "oversubscribed: stages x threads exceed the cores, so its wall clock says nothing about K devices",
     "~": "not steady: step times had not settled when the warm-up ended",
     "unchecked": "measured, but its gradients were not compared with plain PyTorch (gate=off)",
@@ -21,6 +22,9 @@ LEGEND = {
     "pending": "not run, or not yet",
     NOTHING: "not measured, or a combination that was not asked for",
 }
+
+MARKS = "!*~"
+"""The marks of a row that has a number, in the order they stand behind it."""
 
 _SPECIAL = {ord(character): f"&#{ord(character)};" for character in "|<>*`[]\\~$"}
 
@@ -67,7 +71,12 @@ def bubble(row: Row, separator: str) -> str:
 
 def marks(row: Row) -> str:
     """Return the marks of a row's flags."""
-    return ("*" if row["oversubscribed"] else "") + ("~" if row["status"] in MEASURED and not row["steady"] else "")
+    disturbed = "!" if row["flags"] else ""
+    return (
+        disturbed
+        + ("*" if row["oversubscribed"] else "")
+        + ("~" if row["status"] in MEASURED and not row["steady"] else "")
+    )
 
 
 def kind(row: Row) -> str:

@@ -32,7 +32,7 @@ def test_a_dry_run_prints_every_point_and_writes_nothing(
     points = [line.split() for line in lines[2:6]]
     assert all(float(line[-2]) > 0 and float(line[-1]) > 0 for line in points), "milliseconds of a step, seconds of all"
     assert [line[:2] for line in points] == [["1", "2"], ["1", "4"], ["2", "2"], ["2", "4"]]
-    assert "4 points and 2 references, 0 of them without a result" in lines[6]
+    assert "4 points and 2 references, 0 of them without a result" in lines[-1]
     assert list(tmp_path.iterdir()) == []
 
 
