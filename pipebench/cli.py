@@ -14,7 +14,7 @@ from pipebench.compose import Grid, compose_grid
 from pipebench.config import RunConfig, resolve
 from pipebench.display import make_display
 from pipebench.dry_run import preview
-from pipebench.errors import ConfigError, ScheduleError
+from pipebench.errors import ConfigError, ScheduleError, one_line
 from pipebench.harness.sweep import Observer, Plan, make_folder, plan_sweep, run_sweep, warnings_before
 from pipebench.machine import this_machine
 from pipebench.record import RunResult
@@ -54,10 +54,10 @@ def _main(arguments: list[str]) -> int:
             return 0
         folder = _make_folder(grid)
     except ConfigError as error:
-        print(f"ConfigError: {error}", file=sys.stderr)
+        print(f"ConfigError: {one_line(str(error))}", file=sys.stderr)
         return 2
     except ScheduleError as error:
-        print(f"ScheduleError: {error}", *filter(None, [error.grid]), sep="\n", file=sys.stderr)
+        print(f"ScheduleError: {one_line(str(error))}", *filter(None, [error.grid]), sep="\n", file=sys.stderr)
         return 2
     return _run(plan, folder, grid.points[0])
 
