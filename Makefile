@@ -5,7 +5,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 ARGS   ?= -m stages=2,4,8 micro=4,16,32
 
-.PHONY: bench test perf readme-results clean
+.PHONY: bench test soak perf readme-results clean
 
 bench: $(VENV)/.bench
 	$(PY) -m pipebench $(ARGS)
@@ -15,6 +15,10 @@ test: $(VENV)/.test
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m pytest
+
+# Two hundred points in one sweep; the tests run fifteen.
+soak: $(VENV)/.test
+	PIPEBENCH_SOAK_POINTS=200 $(PY) -m pytest tests/end_to_end/test_soak.py
 
 readme-results: $(VENV)/.bench
 	for sweep in results/*/sweep.json; do $(PY) -m pipebench.report $$(dirname $$sweep) || exit; done
