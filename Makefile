@@ -5,7 +5,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 ARGS   ?= -m stages=2,4,8 micro=4,16,32
 
-.PHONY: bench test faults kills perf readme-results clean
+.PHONY: bench test faults kills soak perf readme-results clean
 
 bench: $(VENV)/.bench
 	$(PY) -m pipebench $(ARGS)
@@ -21,6 +21,10 @@ faults: $(VENV)/.test
 
 kills: $(VENV)/.test
 	PIPEBENCH_KILLS=20 $(PY) -m pytest tests/end_to_end/test_stopped_sweeps.py -k killed
+
+# Two hundred points in one sweep; the tests run fifteen.
+soak: $(VENV)/.test
+	PIPEBENCH_SOAK_POINTS=200 $(PY) -m pytest tests/end_to_end/test_soak.py
 
 readme-results: $(VENV)/.bench
 	for sweep in results/*/sweep.json; do $(PY) -m pipebench.report $$(dirname $$sweep) || exit; done

@@ -16,9 +16,18 @@ from pathlib import Path
 from pipebench.compose import Grid, compose_grid
 from pipebench.config import RunConfig, resolve
 from pipebench.display import Display, make_display
-from pipebench.errors import ConfigError, ResultError, ScheduleError
+from pipebench.dry_run import preview
+from pipebench.errors import ConfigError, ResultError, ScheduleError, one_line
 from pipebench.harness.resume import Work, take_folder
-from pipebench.harness.sweep import Observer, Plan, conclude_sweep, ends_the_sweep, plan_sweep, run_sweep
+from pipebench.harness.sweep import (
+    Observer,
+    Plan,
+    conclude_sweep,
+    ends_the_sweep,
+    plan_sweep,
+    run_sweep,
+    warnings_before,
+)
 from pipebench.machine import this_machine
 from pipebench.record import RunResult
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
@@ -74,12 +83,15 @@ def _main(arguments: list[str]) -> int:
         points = [resolve(point, machine) for point in defined_points(grid)]
         check_installed(grid.points[0])
         plan = plan_sweep(points, grid.swept, grid.experiment or "sweep")
+        if grid.points[0].dry_run:
+            preview(plan, grid.points[0].profile)
+            return 0
         work = take_folder(plan, grid.points[0])
     except ConfigError as error:
-        print(f"ConfigError: {error}", file=sys.stderr)
+        print(f"ConfigError: {one_line(str(error))}", file=sys.stderr)
         return 2
     except ScheduleError as error:
-        print(f"ScheduleError: {error}", *filter(None, [error.grid]), sep="\n", file=sys.stderr)
+        print(f"ScheduleError: {one_line(str(error))}", *filter(None, [error.grid]), sep="\n", file=sys.stderr)
         return 2
     with work.lock:
         return _run(plan, work, grid.points[0])
@@ -110,6 +122,8 @@ def _run(plan: Plan, work: Work, first: RunConfig) -> int:
     display = make_display(plan, work.standing)
     trackers = make_trackers(first, work.folder, plan.name, display.note)
     _announce(plan, work)
+    for warning in warnings_before(plan):
+        display.note(f"warning: {warning}")
     try:
         code = _run_and_conclude(plan, work, display, trackers)
     finally:

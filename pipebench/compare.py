@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipebench.errors import CompareError, ResultError
-from pipebench.report.cells import LEGEND, NOTHING, bubble, escape, kind, marks, milliseconds
+from pipebench.report.cells import LEGEND, MARKS, NOTHING, bubble, escape, kind, marks, milliseconds
 from pipebench.report.comparison import ACROSS, LEAST_FLOOR, Comparison, Pair, Verdict, compare, environment_of
 from pipebench.report.noise import percent
 from pipebench.report.sweep import Sweep, read_sweep
@@ -177,7 +177,7 @@ def _noise(comparison: Comparison) -> str:
 def _legend(pairs: Sequence[Pair]) -> str:
     used = "".join(marks(row) for pair in pairs for row in (pair.a, pair.b))
     meanings = {verdict.value: meaning for verdict, meaning in VERDICTS.items()}
-    meanings |= {mark: LEGEND[mark] for mark in "*~" if mark in used}
+    meanings |= {mark: LEGEND[mark] for mark in MARKS if mark in used}
     lines = "\n".join(f"- `{mark}` {escape(meaning)}" for mark, meaning in meanings.items())
     return f"<details><summary>How to read this</summary>\n\n{HOW_TO_READ}\n\n{lines}\n\n</details>"
 

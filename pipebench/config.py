@@ -158,6 +158,8 @@ class RunConfig:
     resume: str = MISSING
     retry: str | None = MISSING
     results_dir: str = MISSING
+    dry_run: bool = MISSING
+    force: bool = MISSING
     trackers: list[str] = MISSING
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
@@ -170,7 +172,7 @@ LONGEST_LIMIT_S = 86_400
 
 NOT_PART_OF_THE_POINT = (
     *("results_dir", "trackers", "wandb", "repeats", "noise_floor", "resume", "retry"),
-    *("on_failure", "point_limit_s", "progress_limit_s"),
+    *("on_failure", "point_limit_s", "progress_limit_s", "dry_run", "force"),
 )
 """Keys that say where results go, what to measure again or what to do about a failure, not what is measured."""
 

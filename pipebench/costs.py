@@ -14,12 +14,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from pipebench.config import RunConfig, SyntheticConfig
+from pipebench.config import OptimizerConfig, RunConfig, SyntheticConfig
 from pipebench.errors import ConfigError, ResultError
 from pipebench.metrics import action_costs
-from pipebench.record import LayerProfile, RunResult, read_result, traces
-from pipebench.schedule.action import Op
-from pipebench.schedule.memory import StageActivations
+from pipebench.record import LayerProfile, RunResult, StageMemory, read_result, traces
+from pipebench.schedule.action import Op, Schedule
+from pipebench.schedule.memory import StageActivations, peak_activation_bytes
 from pipebench.schedule.simulate import Link
 
 
@@ -89,6 +89,34 @@ def stage_activations(layers: LayerProfile, layers_per_stage: Sequence[int]) -> 
         put_off = sum(layers.put_off_bytes[first:end])
         stages.append(StageActivations(kept + from_before, from_before, put_off or kept + from_before))
     return stages
+
+
+_STATES_OF_OPTIMIZERS = {"sgd": 0, "adam": 2, "adamw": 2}
+"""Tensors the size of the parameters that an optimizer keeps."""
+
+
+def rank_memory(
+    optimizer: OptimizerConfig, layers: LayerProfile, layers_per_stage: Sequence[int], schedule: Schedule
+) -> list[StageMemory]:
+    """Return each rank's memory by the model: parameters, as much for gradients, optimizer state, activations.
+
+    It knows no temporaries, no receive buffers and no interpreter: a rank needs at least this.
+    """
+    of_stage = [sum(layers.parameter_bytes[first:end]) for first, end in _spans(layers_per_stage)]
+    memory = []
+    for rank, peak in enumerate(peak_activation_bytes(schedule, stage_activations(layers, layers_per_stage))):
+        parameters = sum(of_stage[stage] for stage in schedule.stages_of_rank(rank))
+        memory.append(
+            StageMemory(
+                parameters_bytes=parameters,
+                gradients_bytes=parameters,
+                optimizer_bytes=_STATES_OF_OPTIMIZERS[optimizer.name] * parameters,
+                activations_bytes=round(peak),
+                allocator_peak_bytes=0,
+                allocator_reserved_bytes=0,
+            )
+        )
+    return memory
 
 
 def transfer_times(profile: Profile, layers_per_stage: Sequence[int]) -> list[float]:

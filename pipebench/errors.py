@@ -58,6 +58,11 @@ class LossError(PointError):
     """The rank, the step and what its loss was."""
 
 
+def one_line(text: str) -> str:
+    """Return `text` with whatever could break a line, or a terminal, written out: users' words stand in errors."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 def first_line(error: BaseException) -> str:
     """Return what stands on the first line of an error of somebody else's, or its name where it says nothing."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__

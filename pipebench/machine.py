@@ -7,12 +7,15 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipebench import __version__
+
+T = TypeVar("T")
 
 CAN_PIN = hasattr(os, "sched_setaffinity")
 """Whether a process can be bound to cores here."""
@@ -24,6 +27,14 @@ class Machine:
 
     num_cores: int
     num_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Bytes that new processes may take now; None where nothing tells. On GPUs: all of each, used or not."""
+
+    memory_bytes: int | None
+    gpu_bytes: list[int]
 
 
 def this_machine() -> Machine:
@@ -66,6 +77,42 @@ def machine_class(environment: Mapping[str, Any]) -> str:
     return f"{environment['processor']}, {environment['cores']} cores, {memory}{gpus}, {environment['system']}"
 
 
+def capacity(root: Path = Path("/")) -> Capacity:
+    """Return what is free, by the kernel's estimate and by the limits of the control groups this process is in."""
+    free = [*_free_by_kernel(root), *_free_by_control_groups(root)]
+    return Capacity(min(free, default=None), gpu_sizes())
+
+
+def _free_by_kernel(root: Path) -> list[int]:
+    with contextlib.suppress(OSError, ValueError):
+        return [meminfo(root)["MemAvailable"]]
+    return []
+
+
+def meminfo(root: Path) -> dict[str, int]:
+    """Return the lines of /proc/meminfo in bytes; raise OSError or ValueError where there is none such."""
+    lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+    return {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if len(line) == 3}
+
+
+def _free_by_control_groups(root: Path) -> list[int]:
+    """Return what each limit above this process leaves (version 2 of the hierarchy); file cache gives way."""
+    with contextlib.suppress(OSError):
+        own = (root / "proc/self/cgroup").read_text().strip().rpartition("::/")[2]
+        top = root / "sys/fs/cgroup"
+        return [free for group in (top / own, *(top / own).parents) if group.is_relative_to(top)
+                for free in _free_in(group)]  # fmt: skip
+    return []
+
+
+def _free_in(group: Path) -> list[int]:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return [max(0, limit - used + int(counts["inactive_file"]))]
+    return []
+
+
 def _version_of(package: str) -> str:
     try:
         return importlib.metadata.version(package)
@@ -103,7 +150,17 @@ def _code_state() -> str:
 
 
 def gpu_names() -> list[str]:
-    """Return the GPUs' names; ask the driver, not torch: importing torch here would cost the command line a second."""
+    """Return the names of the GPUs that the installed PyTorch can use."""
+    return _of_gpus(_gpu_name)
+
+
+def gpu_sizes() -> list[int]:
+    """Return the bytes of each GPU's memory; of one that does not tell, more than there is anywhere."""
+    return _of_gpus(_gpu_size)
+
+
+def _of_gpus(look_up: Callable[[ctypes.CDLL, int], T]) -> list[T]:
+    """Ask the driver, not torch: importing torch here would cost the command line a second."""
     if "+cpu" in _version_of("torch"):
         return []
     try:
@@ -113,7 +170,7 @@ def gpu_names() -> list[str]:
     count = ctypes.c_int(0)
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []
-    return [_gpu_name(driver, number) for number in range(count.value)]
+    return [look_up(driver, number) for number in range(count.value)]
 
 
 def _gpu_name(driver: ctypes.CDLL, number: int) -> str:
@@ -121,3 +178,10 @@ def _gpu_name(driver: ctypes.CDLL, number: int) -> str:
     if driver.cuDeviceGet(ctypes.byref(device), number) != 0 or driver.cuDeviceGetName(name, len(name), device) != 0:
         return "a GPU without a name"
     return name.value.decode(errors="replace")
+
+
+def _gpu_size(driver: ctypes.CDLL, number: int) -> int:
+    device, size = ctypes.c_int(0), ctypes.c_size_t(0)
+    if driver.cuDeviceGet(ctypes.byref(device), number) != 0:
+        return sys.maxsize
+    return size.value if driver.cuDeviceTotalMem_v2(ctypes.byref(size), device) == 0 else sys.maxsize

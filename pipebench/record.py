@@ -117,7 +117,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Everything known of one point."""
+    """Everything known of one point; `flags` say what disturbed it, each `what: how much` (see `conditions`)."""
 
     key: str
     config: RunConfig
@@ -130,6 +130,7 @@ class RunResult:
     profile: LayerProfile | None
     repeats: list[Repeat] = field(default_factory=list)
     failure: Failure | None = None
+    flags: list[str] = field(default_factory=list)
 
     @property
     def schedule(self) -> Schedule:
@@ -237,6 +238,7 @@ def read_result(path: Path) -> RunResult:
             profile=LayerProfile(**profile) if profile else None,
             repeats=[_repeat_from(repeat) for repeat in content["repeats"]],
             failure=_failure_from(failure) if failure else None,
+            flags=[str(flag) for flag in content.get("flags", [])],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultError(f"{path}: not a complete result: {error}") from error

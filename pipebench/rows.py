@@ -80,6 +80,7 @@ def row_of(result: RunResult, reference: RunResult | None, swept: Sequence[str] 
     measured = result.status in MEASURED
     row["steady"] = all(record.steady for repeat in result.repeats for record in repeat.ranks) if measured else None
     row["simulated"] = result.status == "simulated"
+    row["flags"] = "; ".join(result.flags)
     row["message"] = result.message
     return row
 

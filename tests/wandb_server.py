@@ -25,12 +25,16 @@ class Received:
 
 
 @contextlib.contextmanager
-def wandb_server() -> Iterator[Received]:
-    """Serve until the block ends."""
+def wandb_server(silent_after_runs: int | None = None) -> Iterator[Received]:
+    """Serve until the block ends; once so many runs were started, take requests and never answer."""
+    over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if len(received.runs) == silent_after_runs:
+                over.wait()
+                return
             if self.path == "/graphql":
                 self._reply({"data": _answer(json.loads(body), received)})
                 return
@@ -62,6 +66,7 @@ def wandb_server() -> Iterator[Received]:
         try:
             yield received
         finally:
+            over.set()
             server.shutdown()
             thread.join()
 

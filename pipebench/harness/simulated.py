@@ -2,23 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
-from itertools import pairwise
 
-import numpy as np
-
-from pipebench.config import RunConfig
-from pipebench.costs import Profile, for_samples, load_profile, stage_activations, stage_costs, transfer_times
+from pipebench.costs import for_samples, load_profile, rank_memory, stage_costs, transfer_times
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.harness.prepare import prepare
 from pipebench.record import RankRecord, Repeat, RunResult, StageMemory
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import with_optimizer
-from pipebench.schedule.memory import peak_activation_bytes
 from pipebench.schedule.simulate import simulate
 from pipebench.trace import Trace
-
-_STATES_OF_OPTIMIZERS = {"sgd": 0, "adam": 2, "adamw": 2}
-"""Tensors the size of the parameters that an optimizer keeps."""
 
 
 def simulate_point(result: RunResult) -> RunResult:
@@ -32,7 +24,7 @@ def simulate_point(result: RunResult) -> RunResult:
     counts, schedule = prepared.layers_per_stage, with_optimizer(prepared.schedule)
     transfer_s = transfer_times(profile, counts)
     trace = simulate(schedule, stage_costs(profile, counts), transfer_s)
-    memory = _memory(config, profile, counts, schedule)
+    memory = rank_memory(config.optimizer, profile.layers, counts, schedule)
     latency_s = profile.link.latency_s
     ranks = [_record(rank, schedule, trace, transfer_s, latency_s, memory[rank]) for rank in range(config.stages)]
     return dataclasses.replace(
@@ -44,29 +36,6 @@ def simulate_point(result: RunResult) -> RunResult:
         profile=profile.layers,
         repeats=[*result.repeats, Repeat(ranks, wall_s=0.0)],
     )
-
-
-def _memory(
-    config: RunConfig, profile: Profile, layers_per_stage: Sequence[int], schedule: Schedule
-) -> list[StageMemory]:
-    """Return each rank's memory by the model: parameters, as much for gradients, optimizer state, activations."""
-    peaks = peak_activation_bytes(schedule, stage_activations(profile.layers, layers_per_stage))
-    bounds = np.cumsum([0, *layers_per_stage])
-    of_stage = [sum(profile.layers.parameter_bytes[first:end]) for first, end in pairwise(bounds)]
-    memory = []
-    for rank, peak in enumerate(peaks):
-        parameters = sum(of_stage[stage] for stage in schedule.stages_of_rank(rank))
-        memory.append(
-            StageMemory(
-                parameters_bytes=parameters,
-                gradients_bytes=parameters,
-                optimizer_bytes=_STATES_OF_OPTIMIZERS[config.optimizer.name] * parameters,
-                activations_bytes=round(peak),
-                allocator_peak_bytes=0,
-                allocator_reserved_bytes=0,
-            )
-        )
-    return memory
 
 
 def _record(

@@ -7,6 +7,7 @@ says how far two measurements of the same thing lie apart here.
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from pipebench import machine
+from pipebench.conditions import flags_between, merged, read_conditions
 from pipebench.config import RunConfig, key_of, ranks_per_device
-from pipebench.costs import Profile, load_profile
+from pipebench.costs import Profile, load_profile, rank_memory
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ScheduleError
 from pipebench.harness.failures import GroupError
+from pipebench.harness.forecast import why_too_large
 from pipebench.harness.jobs import MEASURE_LINK, MEASURE_RANK, PROFILE_LAYERS, LinkJob, ProfileJob, RankJob
-from pipebench.harness.launch import Progress, run_group
+from pipebench.harness.launch import OnProgress, Progress, run_group
 from pipebench.harness.limits import Limits
 from pipebench.harness.prepare import Prepared, prepare
 from pipebench.harness.simulated import simulate_point
@@ -193,7 +196,7 @@ def _run_point(running: _Running, key: str, round_number: int) -> None:
     running.observer.point_started(config, round_number)
     result = standing.results.get(key) or _unmeasured(key, config, running.environment)
     try:
-        standing.results[key] = _run_once(result, running.known, running.observer)
+        standing.results[key] = _run_flagged(result, running.known, running.observer)
     except KeyboardInterrupt:
         if key not in standing.results:
             message = "the sweep was stopped while this point ran"
@@ -215,7 +218,7 @@ def _run_again(running: _Running, key: str, round_number: int) -> None:
         return
     running.observer.again_started(config, round_number)
     again = standing.again or _unmeasured(key, config, running.environment)
-    standing.again = _run_once(again, running.known, running.observer)
+    standing.again = _run_flagged(again, running.known, running.observer)
     write_result(point_folder(running.folder, key) / AGAIN_FILE, standing.again)
     if rounds_done(standing.again) >= config.repeats:
         running.observer.again_done(standing.again)
@@ -291,6 +294,35 @@ def _is_oversubscribed(config: RunConfig) -> bool:
     return ranks_per_device(config, machine.this_machine()) > 1
 
 
+def _run_flagged(result: RunResult, known: Known, observer: Observer) -> RunResult:
+    """Run the point once more, and note what disturbed it."""
+    config = result.config
+    if config.engine == "simulate":
+        return _run_once(result, known, observer)
+    before = read_conditions(config.device)
+    measured = _run_once(result, known, observer)
+    found = flags_between(before, read_conditions(config.device), _cores_wanted(config), os.cpu_count() or 1)
+    return dataclasses.replace(measured, flags=merged(result.flags, found))
+
+
+def warnings_before(plan: Plan) -> list[str]:
+    """Return what speaks against the numbers to come, as the machine is now."""
+    running = [config for config in plan.all.values() if config.engine != "simulate"]
+    if not running:
+        return []
+    now, num_cores = read_conditions(running[0].device), os.cpu_count() or 1
+    crowded = sum(map(_is_oversubscribed, running))
+    shared = f"oversubscribed: {crowded} of {len(running)} points have more stages x threads than there are cores"
+    return [*([shared] if crowded else []), *flags_between(now, now, max(map(_cores_wanted, running)), num_cores)]
+
+
+def _cores_wanted(config: RunConfig) -> int:
+    """Sleeping stages want none, and one keeps a GPU's queue filled."""
+    if config.model.kind == "synthetic":
+        return 0
+    return config.stages * (1 if config.device == "cuda" else int(config.threads))
+
+
 def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
     """Measure the point with one more fresh group, or simulate it; a failure becomes its status and message."""
     began = time.perf_counter()
@@ -298,12 +330,16 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
     try:
         if config.engine == "simulate":
             return simulate_point(result)
-        layers = _profile(config, known, observer)
-        link = _link(config, known, observer)
+        profile = profile_of_point(config, known, observer.progress)
+        layers = profile.layers
         profiling_s = time.perf_counter() - began
         if result.key not in known.prepared:
-            known.prepared[result.key] = prepare(config, Profile(layers, [0.0] * len(layers.names), link))
+            known.prepared[result.key] = prepare(config, profile)
         prepared = known.prepared[result.key]
+        memory = rank_memory(config.optimizer, layers, prepared.layers_per_stage, prepared.schedule)
+        reason = why_too_large(config, memory, machine.capacity())
+        if reason and not config.force:
+            return dataclasses.replace(result, status="skipped", message=reason)
         with _scratch() as folder:
             jobs = _jobs(config, prepared, layers, str(folder / "store"))
             trained = with_optimizer(prepared.schedule)
@@ -325,7 +361,13 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
     )
 
 
-def _profile(config: RunConfig, known: Known, observer: Observer) -> LayerProfile:
+def profile_of_point(config: RunConfig, known: Known, on_progress: OnProgress) -> Profile:
+    """Return what partition, search and memory model must know of a real point, measured where `known` lacks it."""
+    layers = _profile(config, known, on_progress)
+    return Profile(layers, [0.0] * len(layers.names), _link(config, known, on_progress))
+
+
+def _profile(config: RunConfig, known: Known, on_progress: OnProgress) -> LayerProfile:
     """Profile once per model and micro-batch size (and whatever else a layer's time depends on)."""
     name = _profile_name(config)
     if name not in known.profiles:
@@ -333,7 +375,7 @@ def _profile(config: RunConfig, known: Known, observer: Observer) -> LayerProfil
         job = ProfileJob(config, num_samples, _needs_times(config), _cores_of(config, num_ranks=1)[0])
         with _scratch() as folder:
             [known.profiles[name]] = run_group(
-                PROFILE_LAYERS, [job], config.device, observer.progress, limits_of(config), folder
+                PROFILE_LAYERS, [job], config.device, on_progress, limits_of(config), folder
             )
     return known.profiles[name]
 
@@ -347,7 +389,7 @@ def _needs_times(config: RunConfig) -> bool:
     return bool(config.partition == "time" or config.schedule == ZB_AUTO)
 
 
-def _link(config: RunConfig, known: Known, observer: Observer) -> Link:
+def _link(config: RunConfig, known: Known, on_progress: OnProgress) -> Link:
     """Measure what a search must know of transfers, once per device and threads; who searches nothing needs nothing."""
     if config.schedule != ZB_AUTO or config.stages == 1:
         return Link()
@@ -356,9 +398,7 @@ def _link(config: RunConfig, known: Known, observer: Observer) -> Link:
         with _scratch() as folder:
             cores = _cores_of(config, num_ranks=2)
             jobs = [LinkJob(config, rank, cores[rank], str(folder / "store")) for rank in range(2)]
-            known.links[name], _ = run_group(
-                MEASURE_LINK, jobs, config.device, observer.progress, limits_of(config), folder
-            )
+            known.links[name], _ = run_group(MEASURE_LINK, jobs, config.device, on_progress, limits_of(config), folder)
     return known.links[name]
 
 

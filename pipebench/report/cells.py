@@ -11,6 +11,7 @@ NOTHING = "\N{EN DASH}"
 MIB = 2**20
 
 LEGEND = {
+    "!": "disturbed: something else went on on the machine, see the column flags and the list of disturbed points",
     "*": "oversubscribed: stages x threads exceed the cores, so its wall clock says nothing about K devices",
     "~": "not steady: step times had not settled when the warm-up ended",
     "unchecked": "measured, but its gradients were not compared with plain PyTorch (gate=off)",
@@ -22,12 +23,15 @@ LEGEND = {
     "timeout": "it took longer than a limit, or made no progress for as long as one",
     "crashed": "one of its processes ended without a word",
     "deadlock": "its schedule cannot proceed",
-    "skipped": "it was not run, for the reason its message gives",
+    "skipped": "not run, since it cannot fit, see its message; force=true runs it nevertheless",
     "interrupted": "it was stopped while it ran",
     "unreadable": "its result file is damaged, or of another version of pipebench",
     "pending": "not run, or not yet",
     NOTHING: "not measured, or a combination that was not asked for",
 }
+
+MARKS = "!*~"
+"""The marks of a row that has a number, in the order they stand behind it."""
 
 _SPECIAL = {ord(character): f"&#{ord(character)};" for character in "|<>*`[]\\~$"}
 
@@ -74,7 +78,12 @@ def bubble(row: Row, separator: str) -> str:
 
 def marks(row: Row) -> str:
     """Return the marks of a row's flags."""
-    return ("*" if row["oversubscribed"] else "") + ("~" if row["status"] in MEASURED and not row["steady"] else "")
+    disturbed = "!" if row["flags"] else ""
+    return (
+        disturbed
+        + ("*" if row["oversubscribed"] else "")
+        + ("~" if row["status"] in MEASURED and not row["steady"] else "")
+    )
 
 
 def kind(row: Row) -> str:

@@ -89,6 +89,11 @@ class Content:
         return [point for point in self.points if point.row["status"] not in COMPARABLE]
 
     @property
+    def disturbed(self) -> list[Point]:
+        """The points that something else on the machine disturbed."""
+        return [point for point in self.points if point.row["flags"]]
+
+    @property
     def notes(self) -> list[Point]:
         """The points that did run and have something to say: what a search predicted, for one."""
         return [point for point in self.points if point.row["status"] in COMPARABLE and point.row["message"]]

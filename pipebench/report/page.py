@@ -17,6 +17,7 @@ def page(content: Content, pictures: Sequence[Picture]) -> str:
         f"{content.counts} Swept: {escape(content.swept)}.",
         *_glance(content.answers),
         *_failures(content.failures),
+        *_disturbed(content.disturbed),
         "## Results",
         *(f"![{escape(picture.alternative)}]({picture.name}.png)" for picture in pictures),
         "### All points",
@@ -49,6 +50,11 @@ def _failures(points: Sequence[Point]) -> list[str]:
         for point in points
     ]
     return ["## Points without a result", "\n".join(lines)] if lines else []
+
+
+def _disturbed(points: Sequence[Point]) -> list[str]:
+    lines = [f"- {escape(point.name)}: {escape(point.row['flags'])}" for point in points]
+    return ["## Disturbed points", "\n".join(lines)] if lines else []
 
 
 def _titled(tables: Sequence[Table]) -> list[str]:

@@ -1,8 +1,9 @@
 """Read a sweep's folder: sweep.json says what was asked for, runs/<key>/result.json what came of it.
 
 A folder may come from anyone, so nothing in it is trusted: a key must look like one before it becomes part of a
-path. A sweep.json that cannot be read is a ResultError, one line, never a traceback; a point's result that cannot be
-read, or makes no sense, is a row with the status `unreadable`, and the other points' rows stay.
+path, and no result is read through a link that leads out of the folder. A sweep.json that cannot be read is a
+ResultError, one line, never a traceback; a point's result that cannot be read, or makes no sense, is a row with the
+status `unreadable`, and the other points' rows stay.
 """
 
 import re
@@ -118,6 +119,8 @@ def _read_all(folder: Path, points: dict[str, RunConfig], name: str) -> dict[str
 def _read_point(folder: Path, path: Path, key: str, config: RunConfig) -> RunResult:
     try:
         with one_line_errors(path):
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise ValueError("leads out of the folder: expected no link there")
             result = read_result(path)
             _check_counts(result.config)
             if result.key != key:

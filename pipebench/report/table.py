@@ -103,9 +103,10 @@ def csv_text(header: Iterable[str], lines: Iterable[Iterable[object]]) -> str:
 
 
 def _defused(value: object) -> object:
-    if not isinstance(value, str) or not value.startswith(_FORMULA_STARTS) or _is_number(value):
+    if not isinstance(value, str):
         return value
-    return f"'{value}"
+    on_one_line = value.replace("\r", " ")  # which csv does not quote, and readers take for the end of the row
+    return f"'{on_one_line}" if value.startswith(_FORMULA_STARTS) and not _is_number(value) else on_one_line
 
 
 def _is_number(text: str) -> bool:

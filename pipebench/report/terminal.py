@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipebench.grid import K, M, varying
-from pipebench.report.cells import LEGEND, NOTHING, bubble, digits, marks, mebibytes, with_interval
+from pipebench.report.cells import LEGEND, MARKS, NOTHING, bubble, digits, marks, mebibytes, with_interval
 from pipebench.report.glance import at_a_glance
 from pipebench.report.noise import floor_of
 from pipebench.report.noise import in_words as noise_in_words
@@ -30,7 +30,7 @@ def print_table(rows: Sequence[Row]) -> None:
             break
     Console(highlight=False, width=max(console.width, needed)).print(table)
     used = "".join(marks(row) for row in rows)
-    for mark in "*~":
+    for mark in MARKS:
         if mark in used:
             print(f"{mark} {LEGEND[mark]}")
 

@@ -76,6 +76,8 @@ def write_report(sweep: Sweep, formats: Sequence[str] = USUAL) -> list[Path]:
     try:
         for name, written in files.items():
             (folder / name).parent.mkdir(exist_ok=True)
+            if not (folder / name).parent.resolve().is_relative_to(folder.resolve()):
+                raise ResultError(f"{folder / name}: leads out of the folder: expected no link there")
             with _replacing(folder / name) as temporary:
                 temporary.write_bytes(written)
     except OSError as error:

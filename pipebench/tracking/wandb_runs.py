@@ -9,10 +9,13 @@ micro-batches are the history of the sweep's own run, whose step is M.
 import contextlib
 import dataclasses
 import hashlib
+import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +57,13 @@ SETTINGS: dict[str, Any] = {
     "x_save_requirements": False,
     "x_transaction_log_flush_interval": 1.0,  # the usual 15 s would lose a whole point to a kill
 }
+
+
+MOST_S = 11.0
+"""Seconds for a run. The first that takes longer is the last that is tried online, so this is what W&B may cost."""
+
+_SERVICE = "wandb-core"
+"""What the service process is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +128,7 @@ class WandbRuns:
         """Write a run and remove what it replaces; where it fails, remove what there is of it and return the error."""
         before = set(self._run_folders(about.key))
         try:
-            with _own_folders(self._folder):
+            with _own_folders(self._folder), _no_longer_than(MOST_S):
                 run = self._start(about)
                 _log_and_end(run, log)
         except Exception as error:
@@ -276,11 +286,44 @@ def _own_folders(folder: Path) -> Iterator[None]:
     }
     added = {name: value for name, value in ours.items() if name not in os.environ}
     os.environ.update(added)
+    raising, logging.raiseExceptions = logging.raiseExceptions, False  # a full disk: no traceback for each log line
     try:
         yield
     finally:
+        logging.raiseExceptions = raising
         for name in added:
             del os.environ[name]
+
+
+@contextlib.contextmanager
+def _no_longer_than(seconds: float) -> Iterator[None]:
+    """Kill the service when the block takes longer: whatever waits for it fails then.
+
+    wandb's own limits hold for a start and an end each; an online table asks the server besides, for half a minute.
+    """
+    timer = threading.Timer(seconds, _kill_service)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _kill_service() -> None:
+    """Kill the service process, whatever it is waiting for; wandb itself offers only to ask it to end."""
+    for pid in _children():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == _SERVICE:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    """Return the processes that any thread of this one started."""
+    pids: list[int] = []
+    for listing in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids += map(int, listing.read_text().split())
+    return pids
 
 
 def _end_service() -> None:

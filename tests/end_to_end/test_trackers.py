@@ -24,7 +24,7 @@ SMALL = (
     "model=mlp", "model.layers=2", "model.width=8", "batch=4", "steps=2", "warmup=1", "partition=uniform",
     "threads=1",
 )  # fmt: skip
-WORDS = ("key", "status", "schedule", "recompute", "partition", "model", "engine", "message")
+WORDS = ("key", "status", "schedule", "recompute", "partition", "model", "engine", "message", "flags")
 COUNTS = ("stages", "micro", "replicas", "chunks")
 GRID = ("-m", "stages=2,1", "micro=2,1", *SMALL)
 

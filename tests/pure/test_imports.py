@@ -13,12 +13,13 @@ PACKAGE = ROOT / "pipebench"
 
 LAYERS = [
     ["errors"],
-    ["seeds", "machine", "schedule", "trace", "linear"],
+    ["seeds", "machine", "conditions", "schedule", "trace", "linear"],
     ["config", "compose", "record", "metrics", "costs", "rows", "grid", "ledger", "render"],
     ["models", "data", "engine"],
     ["peers"],
     ["harness"],
     ["display", "report", "tracking"],
+    ["dry_run"],
     ["perf", "compare", "cli", "push", "dashboard"],
     ["__main__"],
 ]
@@ -34,15 +35,16 @@ STRANGERS = {("models", "engine"), ("engine", "models"), ("models", "data"), ("d
 ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
-WITHOUT_TORCH = ["errors", "seeds", "machine", "schedule", "trace", "config", "compose", "record", "metrics", "costs",
-                 "ledger", "rows", "grid", "render", "display", "report", "tracking", "perf", "compare", "cli", "push",
-                 "dashboard", "__main__"]  # fmt: skip
+WITHOUT_TORCH = ["errors", "seeds", "machine", "conditions", "schedule", "trace", "config", "compose", "record",
+                 "metrics", "costs", "ledger", "rows", "grid", "render", "display", "report", "tracking", "dry_run",
+                 "perf", "compare", "cli", "push", "dashboard", "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
     "pipebench.engine.microbatch",
     "pipebench.engine.whereabouts",
     "pipebench.harness.failures",
     "pipebench.harness.hang",
+    "pipebench.harness.forecast",
     "pipebench.harness.jobs",
     "pipebench.harness.launch",
     "pipebench.harness.limits",

@@ -193,5 +193,5 @@ def table_rows(**changes: Any) -> list[Row]:
     row |= {"bubble_fraction": 0.4, "bubble_replayed": 0.35, "bubble_bound": 1 / 3, "peak_memory_bytes": 3 * MIB}
     row |= {"activations_bytes": 1 * MIB, "activations_predicted_bytes": 0.75 * MIB}
     row |= {f"ledger_{part}": 0.0 for part in PARTS} | {"ledger_compute_s": 6.0, "ledger_fill_and_drain_s": 3.0}
-    row |= {"grad_rel_error": 1e-7, "oversubscribed": False, "steady": True, "message": ""}
+    row |= {"grad_rel_error": 1e-7, "oversubscribed": False, "steady": True, "flags": "", "message": ""}
     return [{**row, **changes}]

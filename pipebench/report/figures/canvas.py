@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipebench.grid import K, M, axes_of, values, varying
-from pipebench.report.cells import LEGEND, marks
+from pipebench.report.cells import LEGEND, MARKS, marks
 from pipebench.rows import Row
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def in_common(rows: Sequence[Row], on_axes: Sequence[str] = ()) -> str:
 def marks_explained(rows: Sequence[Row]) -> str:
     """Return what the marks mean that these rows bear, such as `* oversubscribed`."""
     used = "".join(marks(row) for row in rows)
-    return ", ".join(f"{mark} {LEGEND[mark].partition(':')[0]}" for mark in "*~" if mark in used)
+    return ", ".join(f"{mark} {LEGEND[mark].partition(':')[0]}" for mark in MARKS if mark in used)
 
 
 def sentences(*parts: str) -> str:

@@ -1,0 +1,56 @@
+"""What a point will need, before it runs: each rank's memory by the model, a step's seconds by the simulator.
+
+The memory model is a lower bound (see `costs.rank_memory`), so what does not fit by it does not fit. Seconds are those
+of ranks on devices of their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipebench.config import RunConfig
+from pipebench.costs import Profile, rank_memory, stage_costs, transfer_times
+from pipebench.harness.prepare import Prepared
+from pipebench.machine import Capacity
+from pipebench.record import StageMemory
+from pipebench.schedule.builders import with_optimizer
+from pipebench.schedule.simulate import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`memory` is by rank."""
+
+    layers_per_stage: list[int]
+    memory: list[StageMemory]
+    step_s: float
+
+
+def forecast(config: RunConfig, profile: Profile, prepared: Prepared) -> Forecast:
+    """Foretell a prepared point; `profile` is for its own micro-batch size and has seconds."""
+    counts, schedule = prepared.layers_per_stage, with_optimizer(prepared.schedule)
+    memory = rank_memory(config.optimizer, profile.layers, counts, schedule)
+    trace = simulate(schedule, stage_costs(profile, counts), transfer_times(profile, counts))
+    return Forecast(counts, memory, trace.makespan_s)
+
+
+def why_too_large(config: RunConfig, memory: Sequence[StageMemory], capacity: Capacity) -> str:
+    """Return why a point cannot fit, in one line; "" where it may, and where nothing runs or nothing is known.
+
+    On the CPU all ranks share the memory there is; on GPUs those with the same remainder share one.
+    """
+    if config.engine == "simulate":
+        return ""
+    if config.device == "cpu":
+        return _excess("all ranks", sum(rank.peak_bytes for rank in memory), "memory", capacity.memory_bytes)
+    gpus = capacity.gpu_bytes
+    used = [sum(rank.peak_bytes for rank in memory[gpu :: len(gpus)]) for gpu in range(len(gpus))]
+    told = (_excess(f"the ranks on GPU {gpu}", used[gpu], "memory on it", gpus[gpu]) for gpu in range(len(gpus)))
+    return next(filter(None, told), "")
+
+
+def _excess(who: str, needed: int, what: str, there: int | None) -> str:
+    if there is None or needed <= there:
+        return ""
+    return (
+        f"{who} need at least {needed / 2**20:.4g} MiB, {there / 2**20:.4g} MiB of {what} is free (force=true runs it)"
+    )
