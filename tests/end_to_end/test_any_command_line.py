@@ -5,7 +5,9 @@ In one process and without real points where it can be, since hundreds are tried
 
 import random
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -60,9 +62,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Stand in for the sweep: note that a command line was accepted, in an empty folder."""
     accepted: list[str] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pipebench.cli._run", lambda plan, folder, first: accepted.append("run") or 0)
+    monkeypatch.setattr("pipebench.cli._run", lambda plan, work, first: accepted.append("run") or 0)
     monkeypatch.setattr("pipebench.cli.preview", lambda plan, profile: accepted.append("dry run"))
-    monkeypatch.setattr("pipebench.cli._make_folder", lambda grid: Path("unused"))
+    monkeypatch.setattr("pipebench.cli.take_folder", lambda plan, first: SimpleNamespace(lock=nullcontext()))
     return accepted
 
 
@@ -129,7 +131,7 @@ def test_any_grid_is_refused_in_one_line_or_has_a_row_per_point(
     [folder] = results_dir.iterdir()
     sweep = read_sweep(folder)
     assert [row["status"] for row in sweep.rows] == ["simulated"] * len(sweep.points)
-    assert f"{len(sweep.rows)} points and " in told.out, grid
+    assert f"{len(sweep.rows)} point{'s' if len(sweep.rows) > 1 else ''} and " in told.out, grid
 
 
 @pytest.mark.parametrize(
