@@ -280,7 +280,7 @@ def test_a_second_look_that_fails_is_one_warning_and_costs_no_point(
     fail_the_second_time(PointError("gone the second time"), monkeypatch)
     assert main([*ARGUMENTS, f"results_dir={tmp_path}", "wandb.mode=disabled"]) == 0
     told = capsys.readouterr()
-    [line] = [line for line in told.out.splitlines() if "gone the second time" in line]
+    [line] = [line for line in told.out.splitlines() if line.startswith("[") and "gone the second time" in line]
     assert line == "[4/4] stages=2 micro=1 again, for the noise floor error  gone the second time"
     [folder] = tmp_path.iterdir()
     assert [row["status"] for row in read_sweep(folder).rows] == ["ok", "ok"]
