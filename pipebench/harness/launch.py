@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from pipebench.engine.whereabouts import Place, Whereabouts, make_file, open_record, read_places
+from pipebench.errors import ResultError
 from pipebench.harness.failures import (
     RankFailure,
     death_of,
@@ -106,10 +107,14 @@ def run_group(
     `on_progress` is called in this process while the reporting worker waits, so that whatever it draws falls
     between steps. `folder` is a temporary one for whatever the ranks share; `schedule` is what they run, for the words
     of a hang. What workers print is shown when all is well. Raise GroupError with the first failure, or with what
-    every rank was doing when a limit passed; by then all processes are gone.
+    every rank was doing when a limit passed; by then all processes are gone. Raise ResultError where the folder cannot be
+    written, as on a full disk.
     """
     context = _context(device)
-    make_file(_whereabouts_path(folder), len(jobs))
+    try:
+        make_file(_whereabouts_path(folder), len(jobs))
+    except OSError as error:
+        raise ResultError(f"{folder}: cannot be written: {error}") from error
     group = _Group([], [], folder, schedule, num_oom_kills())
     try:
         for rank, job in enumerate(jobs):

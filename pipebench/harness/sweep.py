@@ -21,7 +21,7 @@ from pipebench.conditions import flags_between, merged, read_conditions
 from pipebench.config import RunConfig, key_of, ranks_per_device
 from pipebench.costs import Profile, load_profile, rank_memory
 from pipebench.engine.microbatch import micro_batch_sizes
-from pipebench.errors import PointError, ScheduleError
+from pipebench.errors import PointError, ResultError, ScheduleError
 from pipebench.harness.failures import GroupError
 from pipebench.harness.forecast import why_too_large
 from pipebench.harness.jobs import MEASURE_LINK, MEASURE_RANK, PROFILE_LAYERS, LinkJob, ProfileJob, RankJob
@@ -413,7 +413,11 @@ def limits_of(config: RunConfig) -> Limits:
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
     """Make a folder for what the ranks of a group share; workers whose parent is killed remove it themselves."""
-    with tempfile.TemporaryDirectory(prefix="pipebench-", ignore_cleanup_errors=True) as folder:
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="pipebench-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ResultError(f"{tempfile.gettempdir()}: cannot be written: {error}") from error
+    with scratch as folder:
         yield Path(folder)
 
 

@@ -153,7 +153,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on_when_there_is_room
     _, errors = process.communicate(timeout=60)
     assert usual[1] == resource.RLIM_INFINITY
     assert process.returncode == 1
-    assert errors.startswith("ResultError: results/")
+    assert errors.startswith("ResultError: ")
     assert errors.count("\n") == 1
     assert "cannot be written: " in errors
     before = finished_points(tmp_path)
