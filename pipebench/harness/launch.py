@@ -107,8 +107,8 @@ def run_group(
     `on_progress` is called in this process while the reporting worker waits, so that whatever it draws falls
     between steps. `folder` is a temporary one for whatever the ranks share; `schedule` is what they run, for the words
     of a hang. What workers print is shown when all is well. Raise GroupError with the first failure, or with what
-    every rank was doing when a limit passed; by then all processes are gone. Raise ResultError where the folder cannot be
-    written, as on a full disk.
+    every rank was doing when a limit passed; by then all processes are gone. Raise ResultError where `folder` cannot
+    be written, as on a full disk.
     """
     context = _context(device)
     try:
