@@ -7,6 +7,7 @@ folder, which the kernel takes back when its holder dies, keeps two processes ou
 
 import contextlib
 import fcntl
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,9 @@ from pipebench.record import RunResult, one_line_errors, read_json, read_result
 from pipebench.rows import COMPARABLE, FAILED, MEASURED, row_of, stage_rows
 
 LOCK_FILE = ".lock"
+
+_BEGUN = re.compile(r"\d{8}-\d{6}-")
+"""When a sweep began, as `make_folder` writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +140,10 @@ def _named(plan: Plan, folder: Path, retry: str | None) -> Work:
 def _newest(plan: Plan, results_dir: Path) -> tuple[Path, TextIO] | None:
     """Return the newest sweep of this grid that no other process runs, locked; what cannot be read or written is none.
 
-    Names begin with the time; of those in one second the longer has the higher number.
+    Names begin with the time; of those in one second the longer has the higher number. A folder that somebody has
+    given another name is kept, not worked on.
     """
-    paths = [path.parent for path in results_dir.glob(f"*/{SWEEP_FILE}")]
+    paths = [path.parent for path in results_dir.glob(f"*/{SWEEP_FILE}") if _BEGUN.match(path.parent.name)]
     for folder in sorted(paths, key=lambda path: (path.name[:15], len(path.name), path.name), reverse=True):
         with contextlib.suppress(ResultError, OSError):
             if is_same_grid(read_json(folder / SWEEP_FILE), plan):

@@ -133,6 +133,15 @@ def test_a_sweep_that_was_stopped_before_its_report_gets_one_and_runs_nothing_ag
         assert later.standing.told == set(plan.all)
 
 
+def test_a_sweep_kept_under_another_name_is_left_alone_and_hides_no_other(tmp_path: Path) -> None:
+    kept = sweep(tmp_path).rename(tmp_path / "kept")
+    (kept / ".lock").unlink()
+    stopped = sweep(tmp_path, stopped_after=1)
+    with taken(tmp_path) as work:
+        assert work.folder == stopped
+    assert not (kept / ".lock").exists()
+
+
 def test_resume_never_starts_anew(tmp_path: Path) -> None:
     stopped = sweep(tmp_path, stopped_after=1)
     with taken(tmp_path, resume="never") as work:
