@@ -1,7 +1,8 @@
 """The command line: compose and check the whole grid, run it, and leave table, files and W&B runs.
 
-Exit code 0 when every point is fine, 1 when one failed or was wrong, 2 for a configuration that cannot run (then
-nothing has been written), 130 after Ctrl-C: the first ends cleanly, with a report; a second leaves at once.
+Exit code 0 when every point is fine, 1 when one failed, was wrong or could not be written, 2 for a configuration that
+cannot run (then nothing has been written), 130 after Ctrl-C: the first ends cleanly, with a report; a second leaves at
+once.
 """
 
 import contextlib

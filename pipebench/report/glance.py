@@ -15,6 +15,7 @@ from pipebench.report.cells import (
     bubble,
     digits,
     kind,
+    marks,
     measured_or_simulated,
     mebibytes,
     milliseconds,
@@ -248,7 +249,7 @@ def _speed_and_memory(row: Row) -> str:
 
 
 def _listed(rows: Sequence[Row], names: Names, more: Callable[[Row], str] = lambda row: "") -> str:
-    listed = "; ".join(names[row["key"]] + more(row) for row in rows[:_MOST_NAMED])
+    listed = "; ".join(names[row["key"]] + marks(row) + more(row) for row in rows[:_MOST_NAMED])
     return listed if len(rows) <= _MOST_NAMED else f"{listed}; and {len(rows) - _MOST_NAMED} more"
 
 

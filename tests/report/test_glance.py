@@ -85,6 +85,8 @@ def test_slower_points_are_offered_only_for_much_less_memory() -> None:
     assert answer.answer == "K=2, M=2"
     assert answer.because == "The fastest. For less memory: K=2, M=8 (2.25 samples/s, 5.00 MiB)."
     assert answer.keys == ("a", "c")
+    shared = answers(rows[0], {**rows[2], "oversubscribed": True})["What to choose"]
+    assert "For less memory: K=2, M=8* (2.25 samples/s, 5.00 MiB)." in shared.because
     assert answers(*rows[:2])["What to choose"].because == "The fastest. None takes 5% less memory."
 
 
