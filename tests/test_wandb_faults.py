@@ -42,9 +42,15 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """Collect what wandb left now, while its complaints are expected."""
+    """Collect what wandb left now, while its complaints are expected.
+
+    wandb waits for no service that died while starting or before it was told to end, and what still refers to
+    such a process may let go of it much later, in the middle of another test.
+    """
     yield
     gc.collect()
+    for process in [found for found in gc.get_objects() if isinstance(found, subprocess.Popen)]:
+        process.wait(timeout=10)
 
 
 MOST_LOST_S = 15.0

@@ -334,3 +334,4 @@ def _end_service() -> None:
 
     with contextlib.suppress(Exception, SystemExit):  # it exits when the service ended badly
         wandb.teardown()
+    _kill_service()  # wandb does not wait for one it could not tell to end
