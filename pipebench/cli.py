@@ -138,8 +138,7 @@ def _run_and_conclude(plan: Plan, work: Work, display: Display, trackers: Tracke
     try:
         with display.shown():
             results = run_sweep(plan, work.folder, _observer(plan, work, display, trackers), work.standing)
-        fine = all(key in results and results[key].status in COMPARABLE for key in plan.points)
-        code = 0 if fine else 1
+        code = 0 if _all_fine(plan, results) else 1
         _say_if_stopped(plan, results)
     except KeyboardInterrupt:
         code = 130
@@ -154,6 +153,12 @@ def _run_and_conclude(plan: Plan, work: Work, display: Display, trackers: Tracke
         print(f"ResultError: {error}", file=sys.stderr)
         return code or 1
     return code
+
+
+def _all_fine(plan: Plan, results: Mapping[str, RunResult]) -> bool:
+    """Tell whether every point has a result or a reason not to run, and one at least a result."""
+    statuses = [results[key].status if key in results else "" for key in plan.points]
+    return all(status in (*COMPARABLE, "skipped") for status in statuses) and set(statuses) != {"skipped"}
 
 
 def _announce(plan: Plan, work: Work) -> None:

@@ -23,8 +23,7 @@ from pipebench.schedule.builders import SCHEDULES, Recompute, with_recompute
 from pipebench.schedule.catalogue import ZB_AUTO, build, is_file
 from pipebench.schedule.validate import validate
 
-ENGINES = ("pipebench", "torch", "simulate")
-TORCH_SCHEDULES = ("gpipe", "1f1b")
+ENGINES = ("pipebench", "torch", "deepspeed", "torchgpipe", "ddp", "fsdp", "single", "simulate")
 PARTITIONS = ("time", "parameters", "uniform")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("fp32", "bf16")
@@ -200,8 +199,6 @@ def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     _check_schedule(config)
     device = _resolve_device(config.device, machine)
     threads = _resolve_threads(config, machine)
-    if config.engine == "torch":
-        _check_torch_engine(dataclasses.replace(config, device=device), machine)
     if config.engine == "simulate":
         _check_profile(config)
     else:  # real runs measure, so that both may stand in one sweep
@@ -454,18 +451,6 @@ def _check_profile(config: RunConfig) -> None:
         _fail("profile", "null", "a result.json of a real run, or a YAML of costs, with engine=simulate")
     if config.profile is not None and not Path(config.profile).is_file():
         _fail("profile", config.profile, "a file that exists")
-
-
-def _check_torch_engine(config: RunConfig, machine: Machine) -> None:
-    """What torch.distributed.pipelining cannot do here."""
-    if config.schedule not in TORCH_SCHEDULES:
-        _fail("schedule", config.schedule, f"one of {', '.join(TORCH_SCHEDULES)} with engine=torch")
-    if config.recompute != "never":
-        _fail("recompute", config.recompute, "never with engine=torch")
-    if config.device == "cuda" and config.stages > machine.num_gpus:
-        _fail("stages", config.stages, f"at most {machine.num_gpus}, a GPU each, with engine=torch on CUDA")
-    if config.batch % config.micro:
-        _fail("micro", config.micro, f"a divisor of batch={config.batch} with engine=torch")
 
 
 def _resolve_device(device: str, machine: Machine) -> str:

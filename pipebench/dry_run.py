@@ -17,6 +17,7 @@ from pipebench.errors import PointError, ScheduleError
 from pipebench.harness.forecast import Forecast, forecast, why_too_large
 from pipebench.harness.prepare import prepare
 from pipebench.harness.sweep import Known, Plan, profile_of_point, warnings_before
+from pipebench.peers.abilities import why_not
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,6 +70,9 @@ def _read(path: str | None, config: RunConfig) -> Profile:
 
 
 def _line(config: RunConfig, profile_of: ProfileOf) -> _Line:
+    unable = why_not(config, machine.this_machine())
+    if unable:
+        return _Line(config, None, f"skipped: {unable}")
     try:
         profile = _read(config.profile, config) if config.engine == "simulate" else profile_of(config)
         foretold = forecast(config, profile, prepare(config, profile))

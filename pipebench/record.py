@@ -72,7 +72,8 @@ class RankRecord:
     `spans[i]` holds (start, end, delay) for each action of the rank's row, or nothing where an engine cannot
     tell. `transfer_s` holds for each of the rank's stages the one-way time of its input from another rank, 0 where
     that comes from this one; `latency_s` that of an almost empty tensor. `losses` covers every training step, warm-up
-    included, on the rank of the last stage.
+    included, on the rank of the last stage. `sent_bytes` are those of a step's tensors for other ranks, None where the
+    engine cannot tell.
     """
 
     rank: int
@@ -87,6 +88,7 @@ class RankRecord:
     memory: StageMemory
     peak_rss_bytes: int
     phases_s: dict[str, float]
+    sent_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Everything known of one point; `flags` say what disturbed it, each `what: how much` (see `conditions`)."""
+    """Everything known of one point; `flags` say what disturbed it, each `what: how much` (see `conditions`).
+
+    `rows` are what the ranks did, as far as the engine tells, else the schedule's; none where it follows no schedule.
+    """
 
     key: str
     config: RunConfig

@@ -86,7 +86,9 @@ def row_of(result: RunResult, reference: RunResult | None, swept: Sequence[str] 
 
 
 def stage_rows(result: RunResult) -> list[StageRow]:
-    """Return the per-stage table of a measured point, from its first group of workers."""
+    """Return the per-stage table of a measured point, from its first group of workers; empty where it has no rows."""
+    if not result.rows:
+        return []
     repeat, schedule = result.repeats[0], result.schedule
     costs = _costs(result)
     predicted = predicted_activation_bytes(result)
@@ -159,7 +161,7 @@ def median_step(result: RunResult) -> Trace | None:
 
 def predicted_activation_bytes(result: RunResult) -> list[int] | None:
     """Return the memory model's peak of activations for each rank (no receive buffers, no temporaries)."""
-    if result.profile is None:
+    if result.profile is None or not result.rows:
         return None
     stages = stage_activations(result.profile, result.layers_per_stage)
     return [round(peak) for peak in peak_activation_bytes(result.schedule, stages)]
@@ -187,6 +189,8 @@ def _median_step_s(result: RunResult) -> float:
 def _bubble(result: RunResult) -> Row:
     config = result.config
     row: Row = dict.fromkeys(("bubble_fraction", "bubble_bound", "bubble_replayed", "replayed_step_s", "imbalance"))
+    if result.status in MEASURED and not result.rows:  # no pipeline at all
+        return row
     row["bubble_bound"] = bound_of(config, result.layers_per_stage, _costs(result))
     if result.status not in MEASURED:
         return row
@@ -238,19 +242,37 @@ def _ledger(result: RunResult) -> Row:
 
 
 def _resources(result: RunResult) -> Row:
-    """Return memory in bytes and the harness's seconds; activations are those of the rank with the largest peak."""
-    names = ("peak_memory_bytes", "activations_bytes", "activations_predicted_bytes", "peak_rss_bytes", "harness_s")
+    """Return memory in bytes, what the ranks send each other, and the harness's seconds.
+
+    Activations are those of the rank with the largest peak; `peak_memory_all_bytes` adds up the ranks' peaks.
+    """
+    names = (
+        *("peak_memory_bytes", "peak_memory_all_bytes", "activations_bytes", "activations_predicted_bytes"),
+        *("peak_rss_bytes", "sent_bytes", "harness_s"),
+    )
     row: Row = dict.fromkeys(names)
     if result.status in MEASURED:
         ranks = [record for repeat in result.repeats for record in repeat.ranks]
         largest = max(ranks, key=lambda record: record.memory.peak_bytes)
         predicted = predicted_activation_bytes(result)
         row["peak_memory_bytes"] = largest.memory.peak_bytes
+        row["peak_memory_all_bytes"] = max(_peaks_together(repeat) for repeat in result.repeats)
         row["activations_bytes"] = largest.memory.activations_bytes
         row["activations_predicted_bytes"] = predicted[largest.rank] if predicted else None
         row["peak_rss_bytes"] = max(record.peak_rss_bytes for record in ranks)
+        row["sent_bytes"] = _sent_bytes(result.repeats[0])
         row["harness_s"] = median(harness_s(repeat) for repeat in result.repeats)
     return row
+
+
+def _peaks_together(repeat: Repeat) -> int:
+    return sum(record.memory.peak_bytes for record in repeat.ranks)
+
+
+def _sent_bytes(repeat: Repeat) -> int | None:
+    """Return the bytes of tensors that all ranks together send in one step, None where some cannot tell."""
+    sent = [record.sent_bytes for record in repeat.ranks]
+    return None if None in sent else sum(filter(None, sent))
 
 
 def harness_s(repeat: Repeat) -> float:

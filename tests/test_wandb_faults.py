@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from test_tracking import service_processes
@@ -32,6 +34,8 @@ from pipebench.report.sweep import read_sweep
 from pipebench.tracking import Trackers, make_trackers
 from pipebench.tracking.wandb_runs import REPORT, run_id
 
+T = TypeVar("T")
+
 pytestmark = [
     pytest.mark.usefixtures("loopback_only"),
     # wandb does not clean up behind a service that died: handles and folders complain when they are collected
@@ -41,16 +45,23 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """Collect what wandb left now, while its complaints are expected.
+def tidied_up() -> Iterator[None]:
+    """Clean up behind wandb now: what it still refers to would complain much later, in the middle of another test.
 
-    wandb waits for no service that died while starting or before it was told to end, and what still refers to
-    such a process may let go of it much later, in the middle of another test.
+    It waits for no service that died before it was told to end, and keeps tables that were never sent in a cache.
     """
+    known = {id(folder) for folder in living(tempfile.TemporaryDirectory)}
     yield
     gc.collect()
-    for process in [found for found in gc.get_objects() if isinstance(found, subprocess.Popen)]:
+    for process in living(subprocess.Popen):
         process.wait(timeout=10)
+    for folder in living(tempfile.TemporaryDirectory):
+        if id(folder) not in known:
+            folder.cleanup()
+
+
+def living(kind: type[T]) -> list[T]:
+    return [found for found in gc.get_objects() if type(found) is kind]  # isinstance would wake lazy ones
 
 
 MOST_LOST_S = 15.0

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import Executor, StepOutcome
@@ -28,7 +28,7 @@ class Pipeline:
         schedule: Schedule,
         rank: int,
         stages: Mapping[int, Stage],
-        boundary_specs: dict[int, list[TensorSpec]],
+        boundary_specs: Mapping[int, Sequence[TensorSpec]],
         make_optimizer: MakeOptimizer,
         transport: Transport,
         stopwatch: Stopwatch,
@@ -40,9 +40,8 @@ class Pipeline:
         trained, around = with_optimizer(schedule), (transport, stopwatch, whereabouts)
         self._train = Executor(trained, rank, stages, boundary_specs, optimizers, *around)
         self._accumulate = Executor(schedule, rank, stages, boundary_specs, {}, *around)
-        self.layers = {
-            stage.first_layer + index: layer for stage in stages.values() for index, layer in enumerate(stage.module)
-        }
+        self.layers = layers_of(stages)
+        self.sent_bytes: int | None = sent_between_stages(schedule, rank, boundary_specs)
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Run one whole step: gradients and update."""
@@ -51,3 +50,28 @@ class Pipeline:
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Add one mini-batch's gradients to `.grad` and leave the weights alone."""
         return self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch.inputs))
+
+    def gradients(self) -> dict[int, list[Tensor]]:
+        return gradients_of(self.layers)
+
+
+def layers_of(stages: Mapping[int, Stage]) -> dict[int, nn.Module]:
+    """Return the layers of some stages by their index in the model."""
+    return {stage.first_layer + index: layer for stage in stages.values() for index, layer in enumerate(stage.module)}
+
+
+def gradients_of(layers: Mapping[int, nn.Module]) -> dict[int, list[Tensor]]:
+    """Return the gradient of each layer's parameters where autograd leaves them; zeros where there is none."""
+    return {
+        index: [torch.zeros_like(p) if p.grad is None else p.grad for p in layer.parameters()]
+        for index, layer in layers.items()
+    }
+
+
+def sent_between_stages(schedule: Schedule, rank: int, boundary_specs: Mapping[int, Sequence[TensorSpec]]) -> int:
+    """Return the bytes that a rank sends in one step when it sends what its rows ask for and nothing else."""
+    return sum(
+        boundary_specs[max(transfer.producer.stage, transfer.consumer.stage)][transfer.producer.micro_batch].num_bytes
+        for transfer in schedule.transfers()
+        if transfer.source_rank == rank
+    )

@@ -5,7 +5,7 @@ healthy-looking loss. So every point's own K, M, schedule and recompute setting 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -50,11 +50,12 @@ def plain_gradients(
 
 
 def largest_error(
-    own_layers: Mapping[int, nn.Module], reference: list[nn.Module] | None, owners: list[int], rank: int
+    own: Mapping[int, Sequence[Tensor]], reference: list[nn.Module] | None, owners: list[int], rank: int
 ) -> float:
     """Return the largest relative error over all parameters of all ranks; the same number on every rank.
 
-    Rank 0 passes the reference layers and sends every other rank its share; `owners[i]` is the rank of layer i.
+    `own` holds this rank's gradients by layer. Rank 0 passes the reference layers and sends every other rank its
+    share; `owners[i]` is the rank of layer i.
     The error of a parameter is |g - g'| / |g'|, Euclidean norms.
     """
     scale = torch.zeros(1, dtype=torch.float64)
@@ -71,11 +72,11 @@ def largest_error(
             for gradient in expected:
                 dist.send(gradient, dst=owner)
         elif rank == owner:
-            for place, parameter in enumerate(own_layers[index].parameters()):
+            for place, gradient in enumerate(map(_on_host, own[index])):
                 if owner != 0:
-                    expected.append(torch.empty(parameter.shape, dtype=parameter.dtype))
+                    expected.append(torch.empty_like(gradient))
                     dist.recv(expected[place], src=0)
-                error = _relative_error(_gradient(parameter), expected[place], float(scale))
+                error = _relative_error(gradient, expected[place], float(scale))
                 worst[0] = max(float(worst), error)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return float(worst)
@@ -91,6 +92,9 @@ def _relative_error(gradient: Tensor, expected: Tensor, scale: float) -> float:
     return error / size if size > 0 and math.isfinite(error) else math.inf
 
 
-def _gradient(parameter: Tensor) -> Tensor:
-    gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return _on_host(parameter.grad if parameter.grad is not None else torch.zeros_like(parameter))
+
+
+def _on_host(gradient: Tensor) -> Tensor:
     return gradient.detach().cpu().contiguous()

@@ -30,9 +30,13 @@ def prepare(config: RunConfig, profile: Profile) -> Prepared:
     if config.schedule == ZB_AUTO:
         return _searched(config, profile)
     [num_stages] = num_stages_of(config)
+    return Prepared(partition(config, profile, num_stages), schedule_of(config))
+
+
+def schedule_of(config: RunConfig) -> Schedule:
+    """Return the rows of a schedule that is not searched for."""
     chunks = None if config.chunks == "auto" else config.chunks
-    schedule = build(config.schedule, config.stages, config.micro, chunks)
-    return Prepared(partition(config, profile, num_stages), with_recompute(schedule, Recompute(config.recompute)))
+    return with_recompute(build(config.schedule, config.stages, config.micro, chunks), Recompute(config.recompute))
 
 
 def partition(config: RunConfig, profile: Profile, num_stages: int) -> list[int]:

@@ -27,12 +27,13 @@ from pipebench.harness.forecast import why_too_large
 from pipebench.harness.jobs import MEASURE_LINK, MEASURE_RANK, PROFILE_LAYERS, LinkJob, ProfileJob, RankJob
 from pipebench.harness.launch import OnProgress, Progress, run_group
 from pipebench.harness.limits import Limits
-from pipebench.harness.prepare import Prepared, prepare
+from pipebench.harness.prepare import Prepared, prepare, schedule_of
 from pipebench.harness.simulated import simulate_point
+from pipebench.peers.abilities import follows_rows, num_processes, why_not
 from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
 from pipebench.render import chrome_trace
 from pipebench.rows import COMPARABLE, FAILED, largest_gradient_error, median_step
-from pipebench.schedule.action import Op, Schedule
+from pipebench.schedule.action import Op, Row, Schedule
 from pipebench.schedule.builders import with_optimizer
 from pipebench.schedule.catalogue import ZB_AUTO
 from pipebench.schedule.simulate import Link
@@ -245,9 +246,13 @@ def _known_from(standing: Standing) -> Known:
 
 
 def _prepared_from(result: RunResult) -> Prepared:
+    """Return the cut and the rows asked for; only this project's engine surely ran those it was asked for."""
+    config = result.config
+    if config.engine != "pipebench":
+        return Prepared(result.layers_per_stage, schedule_of(config))
     rows = tuple(tuple(action for action in row if action.op is not Op.OPTIMIZER) for row in result.schedule.rows)
     message = result.message if result.status in COMPARABLE else ""
-    return Prepared(result.layers_per_stage, Schedule(result.config.schedule, rows), message)
+    return Prepared(result.layers_per_stage, Schedule(config.schedule, rows), message)
 
 
 def ends_the_sweep(result: RunResult) -> bool:
@@ -330,6 +335,9 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
     try:
         if config.engine == "simulate":
             return simulate_point(result)
+        reason = why_not(config, machine.this_machine())
+        if reason:
+            return dataclasses.replace(result, status="skipped", message=reason)
         profile = profile_of_point(config, known, observer.progress)
         layers = profile.layers
         profiling_s = time.perf_counter() - began
@@ -343,22 +351,31 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
         with _scratch() as folder:
             jobs = _jobs(config, prepared, layers, str(folder / "store"))
             trained = with_optimizer(prepared.schedule)
-            ranks = run_group(MEASURE_RANK, jobs, config.device, observer.progress, limits_of(config), folder, trained)
+            delivered = run_group(
+                MEASURE_RANK, jobs, config.device, observer.progress, limits_of(config), folder, trained
+            )
     except GroupError as error:
         return dataclasses.replace(result, status=error.status, message=str(error), failure=error.failure)
     except (PointError, ScheduleError) as error:
         return dataclasses.replace(result, status="error", message=str(error))
-    repeats = [*result.repeats, Repeat(ranks, time.perf_counter() - began, profiling_s)]
+    repeats = [*result.repeats, Repeat([record for record, _ in delivered], time.perf_counter() - began, profiling_s)]
     status, message = _judge(config, repeats)
     return dataclasses.replace(
         result,
         status=status,
         message=message or prepared.message,
         layers_per_stage=prepared.layers_per_stage,
-        rows=[[str(action) for action in row] for row in with_optimizer(prepared.schedule).rows],
+        rows=[[str(action) for action in row] for row in _rows_run(config, trained, [row for _, row in delivered])],
         profile=layers,
         repeats=repeats,
     )
+
+
+def _rows_run(config: RunConfig, asked_for: Schedule, told: Sequence[Row]) -> Sequence[Row]:
+    """Return what the ranks say they did, what they were asked to do where they cannot tell, if they follow rows."""
+    if not follows_rows(config):
+        return ()
+    return told if all(told) else asked_for.rows
 
 
 def profile_of_point(config: RunConfig, known: Known, on_progress: OnProgress) -> Profile:
@@ -422,12 +439,12 @@ def _scratch() -> Iterator[Path]:
 
 
 def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: str) -> list[RankJob]:
-    cores = _cores_of(config, config.stages)
+    cores = _cores_of(config, num_processes(config))
     model_bytes = sum(layers.parameter_bytes)
     counts = tuple(prepared.layers_per_stage)
     return [
         RankJob(config, prepared.schedule, counts, model_bytes, rank, cores[rank], store)
-        for rank in range(config.stages)
+        for rank in range(num_processes(config))
     ]
 
 

@@ -8,7 +8,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,9 +16,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from pipebench.data import batches
 from pipebench.data.batch import MiniBatch
-from pipebench.engine.executor import StepOutcome
 from pipebench.engine.microbatch import micro_batch_sizes
-from pipebench.engine.pipeline import Pipeline
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import CudaStopwatch, HostStopwatch
 from pipebench.engine.transport import ProcessTransport
@@ -33,26 +30,14 @@ from pipebench.harness.setting import autocast_of, claim_cores
 from pipebench.harness.wire import EMPTY_TENSOR, join_group, one_way_time, transport_between
 from pipebench.models import layer_sequence
 from pipebench.models.layers import LayerSequence, build_layers
-from pipebench.peers.torch_pipelining import TorchPipeline
+from pipebench.peers.abilities import follows_rows, num_processes
+from pipebench.peers.protocol import Engine, Parts
+from pipebench.peers.registry import build_engine
 from pipebench.record import RankRecord
+from pipebench.schedule.action import Row
 
 STEADY_WINDOW = 3
 STEADY_FRACTION = 0.02
-
-
-class Engine(Protocol):
-    """One rank of any engine on the bench.
-
-    `layers` holds this rank's layers by their index in the model; `optimizers` one for each of its stages that has
-    parameters. Both methods take the whole mini-batch; `accumulate` leaves gradients in `.grad`.
-    """
-
-    layers: dict[int, nn.Module]
-    optimizers: list[torch.optim.Optimizer]
-
-    def train(self, step: int, batch: MiniBatch) -> StepOutcome: ...
-
-    def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome: ...
 
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -62,14 +47,17 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-def measure_rank(job: RankJob, report: Report) -> RankRecord:
-    """Run one rank's part of a point; runs in a worker. Raise LossError or StageError for what goes wrong."""
+def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
+    """Run one rank's part of a point and return its record and the actions that its spans are of.
+
+    Runs in a worker. Raise LossError or StageError for what goes wrong.
+    """
     config, rank = job.config, job.rank
     phases = Phases(report)
     with phases("starting"):
         # First the group: its threads must stay free to run wherever a core is idle. Pinned beside the thread that
         # computes, they delivered tensors up to 17 ms late.
-        store = join_group(config, rank, config.stages, job.store)
+        store = join_group(config, rank, num_processes(config), job.store)
         device = claim_cores(config, job.cores, rank)
         bench = Bench(job, layer_sequence(config.model), batches(config), store, report.whereabouts)
         engine, transport = bench.build_engine(device)
@@ -79,7 +67,7 @@ def measure_rank(job: RankJob, report: Report) -> RankRecord:
     with phases("warming up"):
         warmup_s, steady = run.until_steady(config.warmup)
     with phases("timing transfers"):
-        transfer_s, latency_s = bench.transfer_times(transport)
+        transfer_s, latency_s = bench.transfer_times(transport) if follows_rows(config) else ([], [])
     reset_peaks(device)
     with phases("measuring"), _garbage_frozen():
         step_s, spans = run.timed(config.steps)
@@ -92,7 +80,7 @@ def measure_rank(job: RankJob, report: Report) -> RankRecord:
     with phases("leaving"):
         dist.barrier()
         dist.destroy_process_group()
-    return RankRecord(
+    record = RankRecord(
         rank=rank,
         warmup_step_s=warmup_s,
         step_s=step_s,
@@ -105,7 +93,9 @@ def measure_rank(job: RankJob, report: Report) -> RankRecord:
         memory=memory,
         peak_rss_bytes=rss,
         phases_s=phases.seconds,
+        sent_bytes=engine.sent_bytes,
     )
+    return record, run.row
 
 
 class Phases:
@@ -148,17 +138,27 @@ class Bench:
         self._boundary_specs: dict[int, list[TensorSpec]] = {}
 
     def build_engine(self, device: torch.device) -> tuple[Engine, ProcessTransport]:
-        """Build this rank's layers and the configured engine around them."""
-        job, config, rank = self._job, self._job.config, self._job.rank
-        stages = {number: self._build_stage(number, device) for number in job.schedule.stages_of_rank(rank)}
-        self._boundary_specs = self._agree_on_boundaries(stages, str(device))
+        """Build the layers this process is to hold and the configured engine around them."""
+        job = self._job
+        pipelined = follows_rows(job.config)
+        numbers = job.schedule.stages_of_rank(job.rank) if pipelined else range(job.schedule.num_stages)
+        stages = {number: self._build_stage(number, device) for number in numbers}
+        if pipelined:
+            self._boundary_specs = self._agree_on_boundaries(stages, str(device))
         transport = self._transport(device)
-        stopwatch = CudaStopwatch() if device.type == "cuda" else HostStopwatch()
-        if config.engine == "torch":
-            return TorchPipeline(job.schedule, rank, stages[rank], self._boundary_specs, self._optimizer), transport
-        carried = (transport, stopwatch, self._whereabouts)
-        pipeline = Pipeline(job.schedule, rank, stages, self._boundary_specs, self._optimizer, *carried)
-        return pipeline, transport
+        parts = Parts(
+            job.config,
+            job.schedule,
+            job.rank,
+            device,
+            stages,
+            self._boundary_specs,
+            self._optimizer,
+            transport,
+            CudaStopwatch() if device.type == "cuda" else HostStopwatch(),
+            self._whereabouts,
+        )
+        return build_engine(parts), transport
 
     def _build_stage(self, number: int, device: torch.device) -> Stage:
         job, config = self._job, self._job.config
@@ -183,15 +183,17 @@ class Bench:
         reference = None
         if job.rank == 0:
             reference = plain_gradients(self._model, batch, config.micro, config.seed, 0, device, autocast_of(config))
-        owners = [
-            rank
-            for rank, count in zip(job.schedule.stage_ranks, job.layers_per_stage, strict=True)
-            for _ in range(count)
-        ]
-        error = largest_error(engine.layers, reference, owners, job.rank)
+        error = largest_error(engine.gradients(), reference, self._owners(), job.rank)
         for parameter in _parameters(engine):
             parameter.grad = None
         return error
+
+    def _owners(self) -> list[int]:
+        """Return the rank of each layer; the first where all hold all."""
+        if not follows_rows(self._job.config):
+            return [0] * sum(self._job.layers_per_stage)
+        ranks = zip(self._job.schedule.stage_ranks, self._job.layers_per_stage, strict=True)
+        return [rank for rank, count in ranks for _ in range(count)]
 
     def transfer_times(self, transport: ProcessTransport) -> tuple[list[float], list[float]]:
         """Return for each of this rank's stages the one-way seconds of its input, and those of an almost empty tensor.
@@ -232,9 +234,10 @@ class Bench:
 
     def _transport(self, device: torch.device) -> ProcessTransport:
         job = self._job
-        pairs = {(there, here) for there, here in itertools.pairwise(job.schedule.stage_ranks) if there != here}
+        owners = job.schedule.stage_ranks if follows_rows(job.config) else ()
+        pairs = {(there, here) for there, here in itertools.pairwise(owners) if there != here}
         edges = sorted(pairs | {(here, there) for there, here in pairs})
-        return transport_between(edges, job.config, job.rank, job.config.stages, device)
+        return transport_between(edges, job.config, job.rank, num_processes(job.config), device)
 
     def _optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         config = self._job.config.optimizer
@@ -242,13 +245,14 @@ class Bench:
 
 
 class _Steps:
-    """Runs training steps that all ranks begin at the same agreed moment."""
+    """Runs training steps that all ranks begin at the same agreed moment; `row` are the actions of a step's spans."""
 
     def __init__(
         self, engine: Engine, mini_batch: Callable[[int], MiniBatch], device: torch.device, phases: Phases
     ) -> None:
         self.step = 0
         self.losses: list[float] = []
+        self.row = Row(())
         self._engine = engine
         self._mini_batch = mini_batch
         self._device = device
@@ -290,6 +294,8 @@ class _Steps:
             if not math.isfinite(outcome.loss):
                 raise LossError(f"rank {dist.get_rank()}: the loss of step {self.step + 1} is {outcome.loss}")
         self.step += 1
+        if not self.row:
+            self.row = Row(span.action for span in outcome.spans)
         spans = [(span.start_s - began, span.end_s - began, span.delay_s) for span in outcome.spans]
         return _largest(own), own, spans
 

@@ -1,1 +1,1 @@
-"""Other projects' engines behind the same two methods as the built-in one, for comparison on equal terms."""
+"""Every engine on the bench behind the same few methods, this project's and other projects', on equal terms."""

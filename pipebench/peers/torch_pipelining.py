@@ -1,32 +1,26 @@
 """torch.distributed.pipelining on the same layers, weights, dropout and optimizer as the built-in engine."""
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor, nn
 
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
+from pipebench.engine.pipeline import gradients_of, layers_of, sent_between_stages
 from pipebench.engine.stage import Stage, TensorSpec
-from pipebench.schedule.action import Schedule
+from pipebench.peers.protocol import Parts
 
 
 class TorchPipeline:
     """One rank of torch's pipeline; it records no spans. Micro-batches must be of equal size."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        rank: int,
-        stage: Stage,
-        boundary_specs: dict[int, list[TensorSpec]],
-        make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+        schedule, rank, stage = parts.schedule, parts.rank, parts.stages[parts.rank]
         parameters = list(stage.module.parameters())
-        self.optimizers = [make_optimizer(parameters)] if parameters else []
-        self.layers = {stage.first_layer + index: layer for index, layer in enumerate(stage.module)}
+        self.optimizers = [parts.make_optimizer(parameters)] if parameters else []
+        self.layers = layers_of(parts.stages)
+        self.sent_bytes: int | None = sent_between_stages(schedule, rank, parts.boundary_specs)
         self._rank = rank
         self._is_last = rank == schedule.num_stages - 1
         self._module = _SeededStage(stage, schedule.num_micro_batches)
@@ -34,9 +28,9 @@ class TorchPipeline:
             self._module,
             rank,
             schedule.num_stages,
-            stage.device,
-            input_args=(_stand_in(boundary_specs[rank][0]),),
-            output_args=(_stand_in(boundary_specs[rank + 1][0]),),
+            parts.device,
+            input_args=(_stand_in(parts.boundary_specs[rank][0]),),
+            output_args=(_stand_in(parts.boundary_specs[rank + 1][0]),),
         )
         schedule_class = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[schedule.name]
         loss = stage.loss_of if self._is_last else _no_loss
@@ -58,6 +52,13 @@ class TorchPipeline:
         losses: list[Tensor] = []
         self._schedule.step(*arguments, target=batch.targets, losses=losses)
         return StepOutcome((), float(torch.stack(losses).detach().mean()))
+
+    def gradients(self) -> dict[int, list[Tensor]]:
+        return gradients_of(self.layers)
+
+
+def build(parts: Parts) -> TorchPipeline:
+    return TorchPipeline(parts)
 
 
 class _SeededStage(nn.Module):

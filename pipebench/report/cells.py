@@ -23,7 +23,7 @@ LEGEND = {
     "timeout": "it took longer than a limit, or made no progress for as long as one",
     "crashed": "one of its processes ended without a word",
     "deadlock": "its schedule cannot proceed",
-    "skipped": "not run, since it cannot fit, see its message; force=true runs it nevertheless",
+    "skipped": "not run, since it cannot fit or its engine cannot do it, see its message",
     "interrupted": "it was stopped while it ran",
     "unreadable": "its result file is damaged, or of another version of pipebench",
     "pending": "not run, or not yet",

@@ -42,6 +42,7 @@ TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
     "pipebench.engine.microbatch",
     "pipebench.engine.whereabouts",
+    "pipebench.peers.abilities",
     "pipebench.harness.failures",
     "pipebench.harness.hang",
     "pipebench.harness.forecast",

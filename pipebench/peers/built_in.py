@@ -1,0 +1,17 @@
+"""This project's own engine among the others."""
+
+from pipebench.engine.pipeline import Pipeline
+from pipebench.peers.protocol import Parts
+
+
+def build(parts: Parts) -> Pipeline:
+    return Pipeline(
+        parts.schedule,
+        parts.rank,
+        parts.stages,
+        parts.boundary_specs,
+        parts.make_optimizer,
+        parts.transport,
+        parts.stopwatch,
+        parts.whereabouts,
+    )

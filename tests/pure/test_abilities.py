@@ -1,0 +1,38 @@
+"""What an engine cannot do is said in one line before anything starts."""
+
+import pytest
+
+from pipebench.compose import compose_grid
+from pipebench.config import RunConfig, resolve
+from pipebench.machine import Machine
+from pipebench.peers.abilities import why_not
+
+TWO_CORES = Machine(num_cores=2, num_gpus=0)
+
+
+def point(*overrides: str) -> RunConfig:
+    grid = compose_grid(overrides)
+    assert grid is not None
+    return resolve(grid.points[0], TWO_CORES)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+@pytest.mark.parametrize("recompute", ["never", "except_last", "always"])
+@pytest.mark.parametrize("micro", ["4", "5"])
+def test_the_built_in_engine_can_do_everything(schedule: str, recompute: str, micro: str) -> None:
+    assert why_not(point(f"schedule={schedule}", f"recompute={recompute}", f"micro={micro}"), TWO_CORES) == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ("engine=torch schedule=naive", "engine=torch has gpipe, 1f1b, not schedule=naive"),
+        ("engine=torch recompute=always", "engine=torch has no recompute=always"),
+        (
+            "engine=torch micro=5",
+            "engine=torch wants micro-batches of equal size, and micro=5 does not divide batch=32",
+        ),
+    ],
+)
+def test_what_another_engine_cannot_do_has_its_reason(overrides: str, reason: str) -> None:
+    assert why_not(point("stages=2", *overrides.split()), TWO_CORES) == reason
