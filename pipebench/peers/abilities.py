@@ -45,9 +45,8 @@ TORCH_SCHEDULES = ("gpipe", "1f1b")
 def _ragged(config: RunConfig) -> str:
     if config.batch % config.micro == 0:
         return ""
-    return (
-        f"engine={config.engine} wants equal micro-batches: micro={config.micro} does not divide batch={config.batch}"
-    )
+    found = f"micro={config.micro} does not divide batch={config.batch}"
+    return f"engine={config.engine} wants equal micro-batches: {found}"
 
 
 def _gpu_each(config: RunConfig, machine: Machine) -> str:

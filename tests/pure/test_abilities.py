@@ -30,7 +30,7 @@ def test_the_built_in_engine_can_do_everything(schedule: str, recompute: str, mi
         ("engine=torch recompute=always", "engine=torch has no recompute=always"),
         (
             "engine=torch micro=5",
-            "engine=torch wants micro-batches of equal size, and micro=5 does not divide batch=32",
+            "engine=torch wants equal micro-batches: micro=5 does not divide batch=32",
         ),
     ],
 )
