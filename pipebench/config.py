@@ -34,6 +34,7 @@ WANDB_MODES = ("offline", "online", "disabled")
 TRACKERS = ("wandb", "tensorboard")
 RESUMES = ("auto", "never")
 RETRIES = ("failed", "oom", "all")
+TRANSPORTS = ("auto", "shared", "network")
 TASKS = ("regression", "classification")
 
 
@@ -145,6 +146,7 @@ class RunConfig:
     precision: str = MISSING
     device: str = MISSING
     threads: Any = MISSING
+    transport: str = MISSING
     warmup: int = MISSING
     steps: int = MISSING
     repeats: int = MISSING
@@ -214,6 +216,8 @@ def key_of(config: RunConfig, apart_from: Collection[str] = ()) -> str:
     point = dataclasses.asdict(config)
     for name in (*NOT_PART_OF_THE_POINT, *apart_from):
         del point[name]
+    if config.transport == "auto":  # so that points are called what they were before there was a choice
+        point.pop("transport", None)
     if is_file(config.schedule):  # the rows count, not what they are called
         point["schedule"] = hashlib.sha256(Path(config.schedule).read_bytes()).hexdigest()
     if config.profile is not None:
@@ -285,6 +289,7 @@ def _check_names(config: RunConfig) -> None:
     _check_name("precision", config.precision, PRECISIONS)
     _check_name("device", config.device, DEVICES)
     _check_name("gate", config.gate, GATES)
+    _check_name("transport", config.transport, TRANSPORTS)
     _check_name("on_failure", config.on_failure, ON_FAILURE)
     _check_name("wandb.mode", config.wandb.mode, WANDB_MODES)
     _check_trackers(config.trackers)

@@ -269,7 +269,7 @@ def config_from(content: dict[str, Any]) -> RunConfig:
         "optimizer": OptimizerConfig(**content["optimizer"]),
         "wandb": WandbConfig(**content["wandb"]),
     }
-    return RunConfig(**{**content, **nested})
+    return RunConfig(**{"transport": "auto", **content, **nested})  # there was a time without a choice
 
 
 def _failure_from(content: dict[str, Any]) -> Failure:

@@ -1,7 +1,7 @@
 """Tensors between ranks. Sends never block; receives are posted before they are needed.
 
 gloo carries CPU tensors, NCCL CUDA tensors. Where several ranks share one GPU, which NCCL refuses, CUDA
-tensors travel through host memory on gloo.
+tensors travel through host memory on gloo. `shared_memory` carries tensors between ranks of one host without either.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,18 @@ from pipebench.schedule.action import Transfer
 
 
 class Transport(Protocol):
-    """What the executor needs of the world. `tag` is the transfer's number in the schedule, equal on both ranks."""
+    """What the executor needs of the world. `tag` is the transfer's number in the schedule, equal on both ranks.
+
+    `device` is where received tensors lie. `peak_bytes` are the most bytes on their way to other ranks that lay outside
+    of tensors at once since `reset_peak`.
+    """
+
+    device: torch.device
+
+    @property
+    def peak_bytes(self) -> int: ...
+
+    def reset_peak(self) -> None: ...
 
     def send(self, transfer: Transfer, tag: int, tensor: Tensor) -> None:
         """Start sending and return; `tensor` must not be changed until `settle(tag)` or `finish`."""
@@ -85,6 +96,13 @@ class ProcessTransport:
     def finish(self) -> None:
         for tag in list(self._sending):
             self.settle(tag)
+
+    @property
+    def peak_bytes(self) -> int:
+        return 0  # all that is sent or received lies in tensors
+
+    def reset_peak(self) -> None:
+        pass
 
 
 def process_groups(

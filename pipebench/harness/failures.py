@@ -22,7 +22,7 @@ _OUTPUT_BYTES = 16_384
 _OUT_OF_MEMORY_TEXTS = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
 """PyTorch has no type for it on the CPU: its RuntimeError says one of these."""
 
-_COMMUNICATION = ("torch.distributed", "pipebench.engine.transport")
+_COMMUNICATION = ("torch.distributed", "pipebench.engine.transport", "pipebench.engine.shared_memory")
 
 
 @dataclass(frozen=True, slots=True)

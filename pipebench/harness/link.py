@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 
+from pipebench.engine.shared_memory import Room
 from pipebench.engine.stage import TensorSpec
 from pipebench.harness.jobs import LinkJob
 from pipebench.harness.launch import Progress, Report
@@ -16,9 +17,11 @@ _LARGE = TensorSpec((1 << 20,), torch.float32)
 def measure_link(job: LinkJob, report: Report) -> Link:
     """Measure on both ranks, and return what this one saw."""
     report(Progress("timing transfers"))
-    join_group(job.config, job.rank, 2, job.store)
+    store = join_group(job.config, job.rank, 2, job.store)
     device = claim_cores(job.config, job.cores, job.rank)
-    transport = transport_between([(0, 1), (1, 0)], job.config, job.rank, 2, device)
+    edges = [(0, 1), (1, 0)]
+    room = dict.fromkeys(edges, Room(1, _LARGE.num_bytes))
+    transport = transport_between(edges, room, job.config, job.rank, device, store)
     empty_s, large_s = (one_way_time(transport, job.rank, 0, 1, spec) for spec in (EMPTY_TENSOR, _LARGE))
     dist.barrier()
     dist.destroy_process_group()

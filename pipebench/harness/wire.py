@@ -4,7 +4,7 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from pipebench.config import RunConfig
+from pipebench.engine.shared_memory import Room, SharedMemoryTransport
 from pipebench.engine.stage import TensorSpec
-from pipebench.engine.transport import ProcessTransport, process_groups
+from pipebench.engine.transport import ProcessTransport, Transport, process_groups
 from pipebench.schedule.action import Action, Op, Transfer
 
 GROUP_TIMEOUT = timedelta(days=2)
@@ -36,10 +37,21 @@ def join_group(config: RunConfig, rank: int, num_ranks: int, store_path: str) ->
 
 
 def transport_between(
-    edges: Iterable[tuple[int, int]], config: RunConfig, rank: int, num_ranks: int, device: torch.device
-) -> ProcessTransport:
-    """Return this rank's end of the (source, target) edges; every rank must name the same ones."""
-    own = device.type == "cuda" and _own_gpu_each(config, num_ranks)
+    edges: Sequence[tuple[int, int]],
+    room: Mapping[tuple[int, int], Room],
+    config: RunConfig,
+    rank: int,
+    device: torch.device,
+    store: Store,
+) -> Transport:
+    """Return this rank's end of the (source, target) edges; every rank must name the same ones.
+
+    `room` says for each edge of this rank what one step sends over it.
+    """
+    own = device.type == "cuda" and _own_gpu_each(config, dist.get_world_size())
+    auto = "network" if own or not hasattr(os, "memfd_create") else "shared"
+    if (auto if config.transport == "auto" else config.transport) == "shared":
+        return SharedMemoryTransport(device, room, rank, PrefixStore(f"shared {device.type}", store))
     carrier = device if own else torch.device("cpu")
     return ProcessTransport(device, carrier, process_groups(edges, rank, carrier))
 
@@ -48,14 +60,12 @@ def _own_gpu_each(config: RunConfig, num_ranks: int) -> bool:
     return config.device == "cuda" and torch.cuda.device_count() >= num_ranks
 
 
-def one_way_time(
-    transport: ProcessTransport, rank: int, starts: int, other: int, spec: TensorSpec, rounds: int = 20
-) -> float:
+def one_way_time(transport: Transport, rank: int, starts: int, other: int, spec: TensorSpec, rounds: int = 20) -> float:
     """Return half the median round trip of such a tensor between two ranks; both call this."""
     return statistics.median(_round_trip(transport, rank, starts, other, spec) for _ in range(rounds)) / 2
 
 
-def _round_trip(transport: ProcessTransport, rank: int, starts: int, other: int, spec: TensorSpec) -> float:
+def _round_trip(transport: Transport, rank: int, starts: int, other: int, spec: TensorSpec) -> float:
     """Send a boundary tensor from rank `starts` to rank `other` and back; return the seconds it took on this rank."""
     action = Action(Op.FORWARD, 0, 0)
     there = Transfer(action, action, starts, other)

@@ -1,6 +1,7 @@
 """One rank of one point: build the engine, check its gradients, warm up, measure, and deliver the record."""
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import json
@@ -17,9 +18,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from pipebench.data import batches
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.engine.shared_memory import Room
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import CudaStopwatch, HostStopwatch
-from pipebench.engine.transport import ProcessTransport
+from pipebench.engine.transport import Transport
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import LossError
 from pipebench.harness.gate import largest_error, plain_gradients
@@ -74,9 +76,12 @@ def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
     rss = peak_rss_bytes()
     with phases("profiling memory"):
         batch = bench.mini_batch(run.step).to(str(device))
+        transport.reset_peak()
         memory = measure_memory(
             lambda: engine.accumulate(run.step, batch), _parameters(engine), engine.optimizers, device
         )
+        on_their_way = memory.activations_bytes + transport.peak_bytes
+        memory = dataclasses.replace(memory, activations_bytes=on_their_way)
     with phases("leaving"):
         dist.barrier()
         dist.destroy_process_group()
@@ -137,7 +142,7 @@ class Bench:
         self._sizes = micro_batch_sizes(job.config.batch, job.config.micro)
         self._boundary_specs: dict[int, list[TensorSpec]] = {}
 
-    def build_engine(self, device: torch.device) -> tuple[Engine, ProcessTransport]:
+    def build_engine(self, device: torch.device) -> tuple[Engine, Transport]:
         """Build the layers this process is to hold and the configured engine around them."""
         job = self._job
         pipelined = follows_rows(job.config)
@@ -195,7 +200,7 @@ class Bench:
         ranks = zip(self._job.schedule.stage_ranks, self._job.layers_per_stage, strict=True)
         return [rank for rank, count in ranks for _ in range(count)]
 
-    def transfer_times(self, transport: ProcessTransport) -> tuple[list[float], list[float]]:
+    def transfer_times(self, transport: Transport) -> tuple[list[float], list[float]]:
         """Return for each of this rank's stages the one-way seconds of its input, and those of an almost empty tensor.
 
         0 where the input comes from this rank. Half of a round trip, median, one pair of ranks at a time while the
@@ -232,12 +237,26 @@ class Bench:
             boundary_specs[number + 1] = [out[i] for i in place]
         return boundary_specs
 
-    def _transport(self, device: torch.device) -> ProcessTransport:
-        job = self._job
-        owners = job.schedule.stage_ranks if follows_rows(job.config) else ()
+    def _transport(self, device: torch.device) -> Transport:
+        """Return the way between ranks; other engines have their own, so theirs is the network's here."""
+        job, config = self._job, self._job.config
+        owners = job.schedule.stage_ranks if follows_rows(config) else ()
         pairs = {(there, here) for there, here in itertools.pairwise(owners) if there != here}
         edges = sorted(pairs | {(here, there) for there, here in pairs})
-        return transport_between(edges, job.config, job.rank, num_processes(job.config), device)
+        if config.engine != "pipebench":
+            config = dataclasses.replace(config, transport="network")
+        return transport_between(edges, self._room(edges), config, job.rank, device, self._store)
+
+    def _room(self, edges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Room]:
+        """Return what one step sends over each edge of this rank; at least one tensor each way, to time transfers."""
+        sent: dict[tuple[int, int], list[int]] = {edge: [] for edge in edges if self._job.rank in edge}
+        for transfer in self._job.schedule.transfers():
+            edge = (transfer.source_rank, transfer.target_rank)
+            if edge in sent:
+                boundary = max(transfer.producer.stage, transfer.consumer.stage)
+                sent[edge].append(self._boundary_specs[boundary][transfer.producer.micro_batch].num_bytes)
+        largest = {frozenset(edge): max([*sent[edge], *sent[edge[::-1]]]) for edge in sent}
+        return {edge: Room(max(1, len(sizes)), largest[frozenset(edge)]) for edge, sizes in sent.items()}
 
     def _optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         config = self._job.config.optimizer
