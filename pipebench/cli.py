@@ -1,8 +1,8 @@
 """The command line: compose and check the whole grid, run it, and leave table, files and W&B runs.
 
-Exit code 0 when every point is fine, 1 when one failed, was wrong or could not be written, 2 for a configuration that
-cannot run (then nothing has been written), 130 after Ctrl-C: the first ends cleanly, with a report; a second leaves at
-once.
+Exit code 0 when every point is fine, 1 when one failed, was wrong or could not be written or read, 2 for a
+configuration that cannot run (then nothing has been written), 130 after Ctrl-C: the first ends cleanly, with a report;
+a second leaves at once.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from pipebench.harness.sweep import (
     Observer,
     Plan,
     conclude_sweep,
-    ends_the_sweep,
     plan_sweep,
+    rounds_done,
     run_sweep,
     warnings_before,
 )
@@ -127,10 +127,14 @@ def _run(plan: Plan, work: Work, first: RunConfig) -> int:
         display.note(f"warning: {warning}")
     try:
         code = _run_and_conclude(plan, work, display, trackers)
+    except KeyboardInterrupt:  # in the report
+        code = 130
     finally:
         trackers.finish()
     for label, line in trackers.where():
         print(f"{label:<11}", line)
+    if code == 130:
+        print(f"interrupted: {_how_to_go_on(plan)}", file=sys.stderr)
     return code
 
 
@@ -144,15 +148,24 @@ def _run_and_conclude(plan: Plan, work: Work, display: Display, trackers: Tracke
         code = 130
         print("interrupted: what was measured so far follows", file=sys.stderr)
     except ResultError as error:
-        print(f"ResultError: {error}; once it can be, the same command goes on from here", file=sys.stderr)
+        print(f"ResultError: {error}; once it can be, {_how_to_go_on(plan)}", file=sys.stderr)
         return 1
     try:
-        _conclude(work.folder, trackers)
+        all_readable = _conclude(work.folder, trackers)
         conclude_sweep(plan, work.folder, work.standing)
     except ResultError as error:
         print(f"ResultError: {error}", file=sys.stderr)
         return code or 1
-    return code
+    return code or (0 if all_readable else 1)
+
+
+def _how_to_go_on(plan: Plan) -> str:
+    """Say which command finishes this sweep; one that was told to start anew would do that again."""
+    first = next(iter(plan.points.values()))
+    anew = ["resume=auto"] if first.resume == "never" else []
+    again = ["retry=null"] if first.retry is not None else []
+    changed = f", with {' and '.join([*anew, *again])}," if anew or again else ""
+    return f"the same command{changed} goes on from here"
 
 
 def _all_fine(plan: Plan, results: Mapping[str, RunResult]) -> bool:
@@ -162,12 +175,12 @@ def _all_fine(plan: Plan, results: Mapping[str, RunResult]) -> bool:
 
 
 def _announce(plan: Plan, work: Work) -> None:
-    if work.notes:
+    if work.goes_on:
         print(*work.notes, sep="\n", flush=True)
         return
     twice = ", one of the points twice for the noise floor" if plan.again else ""
     counts = f"{_counted(len(plan.points), 'point')} and {_counted(len(plan.references), 'reference')}"
-    print(f"{counts} into {work.folder}{twice}", flush=True)
+    print(f"{counts} into {work.folder}{twice}", *work.notes, sep="\n", flush=True)
 
 
 def _observer(plan: Plan, work: Work, display: Display, trackers: Trackers) -> Observer:
@@ -182,9 +195,11 @@ def _observer(plan: Plan, work: Work, display: Display, trackers: Trackers) -> O
 
 
 def _say_if_stopped(plan: Plan, finished: Mapping[str, RunResult]) -> None:
-    if any(ends_the_sweep(result) for result in finished.values()):
-        num_left = len(plan.points.keys() - finished.keys())
-        print(f"stopped after a failure (on_failure=stop): {num_left} of {len(plan.points)} points were not run")
+    """Only a failure that is to stop the sweep leaves points behind."""
+    num_left = sum(rounds_done(finished.get(key)) < config.repeats for key, config in plan.points.items())
+    if num_left:
+        left = f"{num_left} of {len(plan.points)} points were not run"
+        print(f"stopped after a failure (on_failure=stop): {left}; {_how_to_go_on(plan)}")
 
 
 def _counted(number: int, what: str) -> str:
@@ -196,9 +211,12 @@ def _track(trackers: Trackers, result: RunResult, reference: RunResult | None, s
     trackers.log_point(result, row_of(result, reference, swept), stages)
 
 
-def _conclude(folder: Path, trackers: Trackers) -> None:
-    """Write the report, say where it is, and hand it on; imported late, since pandas and seaborn take a second."""
-    from pipebench.report.sweep import read_sweep
+def _conclude(folder: Path, trackers: Trackers) -> bool:
+    """Write the report, say where it is, and hand it on; return whether every point's file could be read.
+
+    Imported late, since pandas and seaborn take a second.
+    """
+    from pipebench.report.sweep import UNREADABLE, read_sweep
     from pipebench.report.terminal import print_glance, print_table
     from pipebench.report.write import write_report
 
@@ -213,3 +231,4 @@ def _conclude(folder: Path, trackers: Trackers) -> None:
     print("points     ", folder / "runs", "has a result.json and a trace.json (for ui.perfetto.dev) each")
     print("again       python -m pipebench.report", shlex.quote(str(folder)), flush=True)
     trackers.log_sweep(sweep.rows, [path for path in written if path.suffix == ".png"])
+    return all(row["status"] != UNREADABLE for row in sweep.rows)

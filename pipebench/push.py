@@ -12,13 +12,14 @@ from pathlib import Path
 
 from pipebench.config import RunConfig, WandbConfig
 from pipebench.errors import ResultError
+from pipebench.files import own
 from pipebench.record import RunResult
-from pipebench.report.sweep import Sweep, read_sweep
+from pipebench.report.sweep import UNREADABLE, Sweep, read_sweep
 from pipebench.report.write import write_report
 from pipebench.rows import Row, StageRow
 from pipebench.tracking import make_trackers
 
-_UNKNOWN = ("pending", "unreadable")
+_UNKNOWN = ("pending", UNREADABLE)
 """Statuses of points of which nothing is known."""
 
 
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder: Path = arguments.folder
     try:
         sweep = read_sweep(folder)
+        own(folder, folder / "wandb")
         points = _points(sweep)
         pictures = _pictures(sweep)
     except ResultError as error:

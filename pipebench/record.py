@@ -6,9 +6,8 @@ reading (`pipebench.rows`), so a better statistic needs no new run. JSON only: r
 
 import contextlib
 import dataclasses
+import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +18,13 @@ import numpy as np
 
 from pipebench.config import DATA, MODELS, OptimizerConfig, RunConfig, WandbConfig
 from pipebench.errors import ConfigError, ResultError, ScheduleError
+from pipebench.files import put, read_text
 from pipebench.schedule.action import Action, Schedule
 from pipebench.trace import Trace
 
 FORMAT = 2
+HASH_KEY = "sha256"
+"""Over all other keys of a result.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,41 +186,31 @@ def losses(repeat: Repeat) -> list[float]:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write atomically: a reader sees the old file or the new one, never half of one.
-
-    Raise ResultError, one line, where the disk is full or the folder cannot be written.
-    """
+    """Write atomically; raise ResultError, one line, where the disk is full or the folder cannot be written."""
     text = json.dumps(content, indent=None, separators=(",", ":"), allow_nan=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, text)
+        put(path, text.encode())
     except OSError as error:
         raise ResultError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # interrupted right after it took its place
-            os.unlink(temporary)
-        raise
-
-
 def write_result(path: Path, result: RunResult) -> None:
-    write_json(path, {"format": FORMAT, **dataclasses.asdict(result)})
+    """Write a result.json with a hash of its content, so that a number edited later is noticed on reading."""
+    content = {"format": FORMAT, **dataclasses.asdict(result)}
+    write_json(path, {**content, HASH_KEY: _hash_of(content)})
+
+
+def _hash_of(content: dict[str, Any]) -> str:
+    """Return the hash of what a file says; spaces, line ends and the order of keys say nothing."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file of ours; raise ResultError, one line, for whatever else it is."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ResultError(f"{path}: cannot be read as a result: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -227,8 +219,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_result(path: Path) -> RunResult:
-    """Read a result.json; raise ResultError when it is not one."""
+    """Read a result.json; raise ResultError when it is not one, or was edited after it was written."""
     content = read_json(path)
+    written = content.pop(HASH_KEY, None)  # results were made before there was one
+    if written is not None and written != _hash_of(content):
+        raise ResultError(f"{path}: was edited after it was written: its content is not that of its {HASH_KEY}")
     try:
         profile, failure = content["profile"], content.get("failure")  # results were made before there was one
         return RunResult(

@@ -13,18 +13,26 @@ from pathlib import Path
 from pipebench.schedule.action import Action, Schedule, decode
 
 _NAME_BYTES = 48
-RECORD_BYTES = 16 + _NAME_BYTES
-"""An action's code doubled, plus 1 where it runs (0: none); since when, on the host's clock; the phase's name."""
+_NUMBERS_BYTES = 32
+RECORD_BYTES = _NUMBERS_BYTES + _NAME_BYTES
+"""An action's code doubled, plus 1 where it runs (0: none); since when, on the host's clock; how many of how many steps
+of the phase are done; the phase's name.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a rank was doing when it was looked at: `action` is None between steps; `since_s` is on the host's clock."""
+    """What a rank was doing when it was looked at: `action` is None between steps; `since_s` is on the host's clock.
+
+    `done` of the phase's `total` steps are done; a phase that has none, or has just begun, has 0 of 0.
+    """
 
     phase: str
     action: Action | None
     runs: bool
     since_s: float
+    done: int = 0
+    total: int = 0
 
 
 class Whereabouts:
@@ -33,7 +41,8 @@ class Whereabouts:
     def __init__(self, record: memoryview) -> None:
         self._code = record[:8].cast("q")
         self._since_s = record[8:16].cast("d")
-        self._name = record[16:]
+        self._steps = record[16:_NUMBERS_BYTES].cast("q")
+        self._name = record[_NUMBERS_BYTES:]
 
     def waits(self, code: int) -> None:
         """Note that this action (as in `Row.codes`) is next and waits for its tensor."""
@@ -49,13 +58,15 @@ class Whereabouts:
         self._code[0] = 0
         self._since_s[0] = time.perf_counter()
 
-    def enters(self, phase: str) -> None:
+    def enters(self, phase: str, done: int = 0, total: int = 0) -> None:
+        """Note the phase, and how many of its steps are done."""
+        self._steps[0], self._steps[1] = done, total
         self._name[:] = phase.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)
         self.between()
 
 
 def make_file(path: Path, num_ranks: int) -> None:
-    path.write_bytes((bytes(16) + b" " * _NAME_BYTES) * num_ranks)
+    path.write_bytes((bytes(_NUMBERS_BYTES) + b" " * _NAME_BYTES) * num_ranks)
 
 
 def open_record(path: Path, rank: int) -> Whereabouts:
@@ -74,13 +85,25 @@ def read_places(path: Path) -> list[Place]:
 
 def _place(record: memoryview) -> Place:
     [code], [since_s] = record[:8].cast("q"), record[8:16].cast("d")
-    phase = bytes(record[16:]).decode(errors="replace").strip()
-    return Place(phase, decode(code // 2) if code else None, bool(code % 2), since_s)
+    done, total = record[16:_NUMBERS_BYTES].cast("q")
+    phase = bytes(record[_NUMBERS_BYTES:]).decode(errors="replace").strip()
+    return Place(phase, decode(code // 2) if code else None, bool(code % 2), since_s, done, total)
+
+
+def steps_in_words(places: Sequence[Place]) -> str:
+    """Return `measuring, 812 of 100000 steps done` of the rank that is least far, nothing where none counts steps."""
+    counting = [place for place in places if place.total]
+    if not counting:
+        return ""
+    last = min(counting, key=lambda place: place.done)
+    return f"{last.phase}, {last.done} of {last.total} steps done"
 
 
 def in_words(place: Place, schedule: Schedule | None, now_s: float) -> str:
-    """Return `waits at 1F0 for 0F0 from rank 0 since 3 s`, `runs 2B3 since 41 s`, or the phase it is in."""
+    """Return `waits at 1F0 for 0F0 from rank 0 since 3 s`, `runs 2B3 since 41 s`, or where else it is."""
     since = f" since {now_s - place.since_s:.0f} s" if place.since_s else ""
+    if place.action is None and place.total:
+        return f"is between two steps{since}"
     if place.action is None:
         return f"is {place.phase or 'starting'}{since}"
     if place.runs:

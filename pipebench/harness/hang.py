@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from pipebench.engine.whereabouts import Place, in_words
+from pipebench.engine.whereabouts import Place, in_words, steps_in_words
 from pipebench.harness.failures import GroupError, last_lines, output_path
 from pipebench.record import Failure
 from pipebench.schedule.action import Schedule
@@ -14,7 +14,7 @@ from pipebench.schedule.action import Schedule
 def hang_of(
     limit: str, processes: Sequence[BaseProcess], places: Sequence[Place], schedule: Schedule | None, folder: Path
 ) -> GroupError:
-    """Return the error of a group that passed `limit`, the culprit's words first.
+    """Return the error of a group that passed `limit`: how far it came, then what its ranks do, the culprit first.
 
     The culprit is a rank that is stopped, else the one that has been at its action for longest and waits for nobody.
     """
@@ -35,7 +35,9 @@ def hang_of(
         output=[] if culprit is None else last_lines(output_path(folder, culprit)),
         others=[words[rank] for rank in order if rank != culprit],
     )
-    return GroupError("timeout", f"{limit}: {'; '.join(words[rank] for rank in order)}", failure)
+    reached = steps_in_words(places)
+    headline = f"{limit}, {reached}" if reached else limit
+    return GroupError("timeout", f"{headline}: {'; '.join(words[rank] for rank in order)}", failure)
 
 
 def _culprit(places: Sequence[Place], stopped: Sequence[bool]) -> int | None:

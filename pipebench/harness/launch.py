@@ -71,7 +71,7 @@ class Report:
         self._connection = connection
 
     def __call__(self, progress: Progress) -> None:
-        self.whereabouts.enters(progress.phase)
+        self.whereabouts.enters(progress.phase, progress.done, progress.total)
         if self._rank == 0:
             self._connection.send(progress)
             self._connection.recv()

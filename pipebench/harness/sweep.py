@@ -22,6 +22,7 @@ from pipebench.config import RunConfig, key_of, ranks_per_device
 from pipebench.costs import Profile, load_profile, rank_memory
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ResultError, ScheduleError
+from pipebench.files import own
 from pipebench.harness.failures import GroupError
 from pipebench.harness.forecast import why_too_large
 from pipebench.harness.jobs import MEASURE_LINK, MEASURE_RANK, PROFILE_LAYERS, LinkJob, ProfileJob, RankJob
@@ -151,20 +152,23 @@ def make_folder(results_dir: Path, name: str) -> Path:
 def run_sweep(plan: Plan, folder: Path, observer: Observer, before: Standing | None = None) -> dict[str, RunResult]:
     """Run what of `plan` was not run `before`, write each result as soon as it is known, and return all by key.
 
-    Raise ResultError where a result cannot be written; what is there stays as it is.
+    A point that fails ends the sweep where its on_failure says so; one that had failed before does not, nor does a
+    reference, without which only speed-ups are missing. Raise ResultError where a result cannot be written; what is
+    there stays as it is.
     """
     standing = before or Standing()
     running = _Running(plan, folder, observer, standing, _known_from(standing), machine.describe())
     _write_state(folder, plan, standing, finished=False)
     for round_number in range(max(config.repeats for config in plan.all.values())):
         for key, config in plan.all.items():
-            if rounds_done(standing.results.get(key)) <= round_number < config.repeats:
+            runs = rounds_done(standing.results.get(key)) <= round_number < config.repeats
+            if runs:
                 _run_point(running, key, round_number)
             if key not in standing.told and rounds_done(standing.results[key]) >= config.repeats:
                 observer.point_done(standing.results[key])
                 standing.told.add(key)
                 _write_state(folder, plan, standing, finished=False)
-            if ends_the_sweep(standing.results[key]):
+            if runs and key in plan.points and ends_the_sweep(standing.results[key]):
                 return standing.results
         if plan.again is not None and rounds_done(standing.again) <= round_number < plan.points[plan.again].repeats:
             _run_again(running, plan.again, round_number)
@@ -220,7 +224,7 @@ def _run_again(running: _Running, key: str, round_number: int) -> None:
     running.observer.again_started(config, round_number)
     again = standing.again or _unmeasured(key, config, running.environment)
     standing.again = _run_flagged(again, running.known, running.observer)
-    write_result(point_folder(running.folder, key) / AGAIN_FILE, standing.again)
+    write_result(_own_point_folder(running.folder, key) / AGAIN_FILE, standing.again)
     if rounds_done(standing.again) >= config.repeats:
         running.observer.again_done(standing.again)
 
@@ -256,12 +260,17 @@ def _prepared_from(result: RunResult) -> Prepared:
 
 
 def ends_the_sweep(result: RunResult) -> bool:
-    """Tell whether this point came out so that the user wants no further one to run."""
+    """Tell whether a point came out so that the user wants no further one to run."""
     return result.config.on_failure == "stop" and result.status not in (*COMPARABLE, "skipped")
 
 
 def point_folder(folder: Path, key: str) -> Path:
     return folder / "runs" / key
+
+
+def _own_point_folder(folder: Path, key: str) -> Path:
+    """Return where a point's files are written; a file there is replaced, a link to a folder would be followed."""
+    return own(folder, point_folder(folder, key))
 
 
 def _reference(point: RunConfig) -> RunConfig:
@@ -468,10 +477,11 @@ def _judge(config: RunConfig, repeats: Sequence[Repeat]) -> tuple[str, str]:
 
 
 def _write_point(folder: Path, result: RunResult) -> None:
-    write_result(point_folder(folder, result.key) / RESULT_FILE, result)
+    place = _own_point_folder(folder, result.key)
+    write_result(place / RESULT_FILE, result)
     trace = median_step(result)
     if trace is not None:
-        write_json(point_folder(folder, result.key) / TRACE_FILE, chrome_trace(trace))
+        write_json(place / TRACE_FILE, chrome_trace(trace))
 
 
 def _write_state(folder: Path, plan: Plan, standing: Standing, *, finished: bool) -> None:

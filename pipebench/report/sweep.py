@@ -1,25 +1,27 @@
 """Read a sweep's folder: sweep.json says what was asked for, runs/<key>/result.json what came of it.
 
 A folder may come from anyone, so nothing in it is trusted: a key must look like one before it becomes part of a
-path, and no result is read through a link that leads out of the folder. A sweep.json that cannot be read is a
+path, and nothing is read through a link. A sweep.json that cannot be read is a
 ResultError, one line, never a traceback; a point's result that cannot be read, or makes no sense, is a row with the
 status `unreadable`, and the other points' rows stay.
 """
 
 import re
 from dataclasses import astuple, dataclass
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
 from pipebench.config import RunConfig, known_keys
 from pipebench.errors import ResultError
+from pipebench.files import own
 from pipebench.harness.sweep import AGAIN_FILE, RESULT_FILE, SWEEP_FILE, point_folder
 from pipebench.record import RunResult, config_from, one_line_errors, read_json, read_result
 from pipebench.rows import FAILED, MEASURED, Row, StageRow, row_of, stage_rows
 
 _KEY = re.compile(r"[0-9a-f]{12}")
 _STATUSES = (*MEASURED, *FAILED)
-_UNREADABLE = "unreadable"
+UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def read_sweep(folder: Path) -> Sweep:
 
     Raise ResultError when sweep.json cannot be read; what is wrong with a point alone becomes its status.
     """
-    asked = _read_asked(folder / SWEEP_FILE)
+    asked = _read_asked(own(folder, folder / SWEEP_FILE))
     points, swept = asked.points, asked.swept
     known = _read_all(folder, {**asked.references, **points}, RESULT_FILE)
     compared_with = [key for key in dict.fromkeys(asked.reference_of.values()) if key in known]
@@ -113,15 +115,13 @@ def _read_asked(path: Path) -> _Asked:
 def _read_all(folder: Path, points: dict[str, RunConfig], name: str) -> dict[str, RunResult]:
     """Return by key what there is in the points' files of this name."""
     paths = {key: point_folder(folder, key) / name for key in points}
-    return {key: _read_point(folder, path, key, points[key]) for key, path in paths.items() if path.exists()}
+    return {key: _read_point(folder, path, key, points[key]) for key, path in paths.items() if lexists(path)}
 
 
 def _read_point(folder: Path, path: Path, key: str, config: RunConfig) -> RunResult:
     try:
         with one_line_errors(path):
-            if not path.resolve().is_relative_to(folder.resolve()):
-                raise ValueError("leads out of the folder: expected no link there")
-            result = read_result(path)
+            result = read_result(own(folder, path))
             _check_counts(result.config)
             if result.key != key:
                 raise ValueError(f"is the result of {result.key!r}, not of {key}")
@@ -130,7 +130,7 @@ def _read_point(folder: Path, path: Path, key: str, config: RunConfig) -> RunRes
             if not isinstance(result.environment, dict):
                 raise TypeError("environment: expected names with values")
     except ResultError as error:
-        return _without_result(key, config, _UNREADABLE, str(error).removeprefix(f"{folder}/"))
+        return _without_result(key, config, UNREADABLE, str(error).removeprefix(f"{folder}/"))
     return result
 
 
@@ -145,7 +145,7 @@ def _read_row(
                 raise TypeError("expected numbers for every stage")
             return result, row_of(result, reference, swept), stages
     except ResultError as error:
-        unreadable = _without_result(result.key, result.config, _UNREADABLE, str(error))
+        unreadable = _without_result(result.key, result.config, UNREADABLE, str(error))
         return unreadable, row_of(unreadable, None, swept), []
 
 

@@ -1,12 +1,10 @@
 """Write the views of a sweep into its folder, from its files alone."""
 
-import contextlib
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipebench.errors import ResultError
+from pipebench.files import own, put
 from pipebench.report.content import Content, content_of
 from pipebench.report.figures import Picture, pictures_of, rendered
 from pipebench.report.html import html_page
@@ -75,25 +73,8 @@ def write_report(sweep: Sweep, formats: Sequence[str] = USUAL) -> list[Path]:
         files |= FORMATS[name](content, pictures)
     try:
         for name, written in files.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            if not (folder / name).parent.resolve().is_relative_to(folder.resolve()):
-                raise ResultError(f"{folder / name}: leads out of the folder: expected no link there")
-            with _replacing(folder / name) as temporary:
-                temporary.write_bytes(written)
+            own(folder, (folder / name).parent).mkdir(exist_ok=True)
+            put(folder / name, written)
     except OSError as error:
         raise ResultError(f"{folder}: the report cannot be written: {error}") from error
     return [folder / name for name in files]
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a new file that takes the place of `path`: never half written, and no link is followed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        yield Path(name)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -45,6 +45,7 @@ def scaled(sweep: Path, factor: float, name: str) -> Path:
     shutil.copytree(sweep, copy)
     for path in copy.glob("runs/*/*.json"):
         content = json.loads(path.read_text())
+        content.pop("sha256", None)
         for repeat in content.get("repeats", []):
             for rank in repeat["ranks"]:
                 rank["step_s"] = [factor * seconds for seconds in rank["step_s"]]

@@ -166,7 +166,7 @@ def test_the_result_of_one_run_predicts_others(tmp_path: Path) -> None:
 )
 def test_a_result_without_costs_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
     result, path = simulated_run(tmp_path, "stages=2", "micro=8")
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change, "sha256": None}))
     with pytest.raises(ConfigError) as caught:
         load_profile(dataclasses.replace(result.config, profile=str(path)))
     assert str(caught.value) == f"profile={path}: {message}"

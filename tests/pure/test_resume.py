@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -70,7 +71,10 @@ def sweep(results_dir: Path, *, stopped_after: int | None = None) -> Path:
 
 
 def edit(path: Path, **changes: object) -> None:
-    write_json(path, json.loads(path.read_text()) | changes)
+    """Change a file into one that an older version could have written, without a hash of its content."""
+    content = json.loads(path.read_text()) | changes
+    content.pop("sha256", None)
+    write_json(path, content)
 
 
 def result_of(folder: Path, number: int = 0) -> Path:
@@ -277,26 +281,205 @@ def test_a_second_look_stays_or_goes_with_its_point(tmp_path: Path) -> None:
     assert again.with_name("again.json.old-1").exists()
 
 
-def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_only_what_a_killed_process_left_half_written_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = sweep(tmp_path, stopped_after=1)
-    left = [folder / ".sweep.json.abc", result_of(folder).parent / ".result.json.xyz"]
-    for path in left:
-        path.write_text('{"half": ')
+    mine = [
+        place / name for place in (folder, result_of(folder).parent) for name in (".notes.md.swp", ".result.json.x")
+    ]
+    for path in mine:
+        path.write_text("mine")
+    with monkeypatch.context() as killed:
+        killed.setattr("os.replace", lambda *_: None)
+        for path in (folder / "sweep.json", result_of(folder)):
+            write_json(path, {})
+    half_written = {path for path in folder.rglob(".*") if path.name not in (".lock", *(path.name for path in mine))}
+    assert len(half_written) == 2
     with taken(tmp_path):
-        assert not any(path.exists() for path in left)
+        assert not any(path.exists() for path in half_written)
+        assert all(path.read_text() == "mine" for path in mine)
 
 
-def test_a_damaged_sweep_json_is_refused_by_name_and_left_alone_by_auto(tmp_path: Path) -> None:
-    folder = sweep(tmp_path, stopped_after=1)
-    (folder / "sweep.json").write_text('{"half": ')
-    with taken(tmp_path) as work:
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("retry", [None, "all"])
+@pytest.mark.parametrize("linked", ["runs", "runs/KEY", "runs/KEY/result.json", "tables", "wandb", "tensorboard"])
+def test_resuming_touches_nothing_that_a_link_leads_to_and_runs_again_what_it_hid(
+    linked: str, retry: str | None, tmp_path: Path
+) -> None:
+    folder, elsewhere = sweep(tmp_path / "results"), tmp_path / "elsewhere"
+    plan, _ = composed()
+    path = folder / linked.replace("KEY", result_of(folder).parent.name)
+    if path.exists():
+        path.rename(elsewhere)
+    else:
+        elsewhere.mkdir()
+    if elsewhere.is_dir():
+        (elsewhere / ".pipebench-x").write_text("not ours")
+    before = everything_in(elsewhere) if elsewhere.is_dir() else {"": elsewhere.read_bytes()}
+    path.symlink_to(elsewhere)
+    with taken(tmp_path / "results", resume=str(folder), retry=retry) as work:
+        [line] = [note for note in work.notes if "is a link" in note]
+        assert f"{path.relative_to(folder)}: is a link" in line
+        assert line.endswith(f"; kept as {path.name}.link-1")
+        results = run_sweep(plan, work.folder, SILENT, work.standing)
+    assert path.with_name(f"{path.name}.link-1").readlink() == elsewhere
+    assert (everything_in(elsewhere) if elsewhere.is_dir() else {"": elsewhere.read_bytes()}) == before
+    assert {key: read_result(point_folder(folder, key) / "result.json") for key in results} == results
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "nowhere"])
+def test_a_result_that_is_a_link_to_a_device_or_to_nothing_is_set_aside(target: str, tmp_path: Path) -> None:
+    folder = sweep(tmp_path)
+    result_of(folder).unlink()
+    result_of(folder).symlink_to(target)
+    with taken(tmp_path, resume=str(folder)) as work:
+        headline, line = work.notes
+        assert headline.startswith("resuming: 3 of 4 done")
+        assert line.endswith("; kept as result.json.link-1")
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_not_made(tmp_path: Path) -> None:
+    folder = sweep(tmp_path / "results", stopped_after=6)
+    (folder / ".lock").unlink()
+    (folder / ".lock").symlink_to(tmp_path / "target")
+    with pytest.raises(ConfigError, match=r"\.lock: is a link"), taken(tmp_path / "results", resume=str(folder)):
+        pass
+    with taken(tmp_path / "results") as work:
         assert work.folder != folder
+        [line] = work.notes
+        assert line.startswith(f"passed over: {folder}/.lock: is a link")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_sweep_writes_no_result_through_a_link(tmp_path: Path) -> None:
+    plan, _ = composed()
+    with taken(tmp_path / "results") as work:
+        (work.folder / "runs").symlink_to(tmp_path)
+        with pytest.raises(ResultError, match="runs: is a link, which may lead out of the folder"):
+            run_sweep(plan, work.folder, SILENT, work.standing)
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+def test_what_stands_in_the_place_of_a_folder_is_set_aside(tmp_path: Path) -> None:
+    folder = sweep(tmp_path)
+    place = result_of(folder).parent
+    place.rename(tmp_path / "moved")
+    place.write_text("no folder")
+    with taken(tmp_path, resume=str(folder)) as work:
+        assert work.notes[1] == f"set aside: runs/{place.name}: expected a folder; kept as {place.name}.damaged-1"
+        run_sweep(composed()[0], work.folder, SILENT, work.standing)
+    assert read_result(result_of(folder)).key == place.name
+
+
+def test_an_edited_number_is_noticed_set_aside_and_measured_again(tmp_path: Path) -> None:
+    folder = sweep(tmp_path, stopped_after=6)
+    path = result_of(folder)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content, indent=2))  # says the same
+    with taken(tmp_path) as work:
+        assert len(work.notes) == 1
+    content["repeats"][0]["ranks"][0]["step_s"][0] *= 0.5
+    path.write_text(json.dumps(content))
+    with taken(tmp_path) as work:
+        _, line = work.notes
+        assert "result.json: was edited after it was written" in line
+        assert line.endswith("; kept as result.json.damaged-1")
+
+
+def cut(folder: Path) -> None:
+    path = folder / "sweep.json"
+    path.write_text(path.read_text()[:100])
+
+
+def test_a_cut_sweep_json_is_passed_over_with_a_word_and_its_results_are_taken_by_name(tmp_path: Path) -> None:
+    folder = sweep(tmp_path, stopped_after=6)
+    cut(folder)
+    with taken(tmp_path) as work:
+        assert (work.folder != folder, work.goes_on) == (True, False)
+        [line] = work.notes
+        assert line.startswith(f"passed over: {folder}/sweep.json: cannot be read as a result: ")
+        assert f"; resume={folder} takes it" in line
+    with taken(tmp_path, resume=str(folder)) as work:
+        headline, line = work.notes
+        assert headline == f"resuming: 4 of 4 done in {folder}"
+        assert line.startswith("set aside: sweep.json: cannot be read as a result: ")
+        assert line.endswith("; kept as sweep.json.damaged-1")
+        run_sweep(composed()[0], work.folder, SILENT, work.standing)
+    assert len(read_json(folder / "sweep.json")["points"]) == 4
+
+
+def test_the_newest_sweep_that_is_whole_is_gone_on_with_and_the_cut_one_named_after_that(tmp_path: Path) -> None:
+    older = sweep(tmp_path, stopped_after=5)
+    newer = older.with_name(f"{older.name}-2")
+    with taken(tmp_path) as work:  # locked, so that another begins
+        assert work.folder == older
+        newer = sweep(tmp_path, stopped_after=6)
+    cut(newer)
+    with taken(tmp_path) as work:
+        assert work.folder == older
+        assert work.notes[0].startswith("resuming: 3 of 4 done in ")
+        assert work.notes[1].startswith(f"passed over: {newer}/sweep.json")
+
+
+def test_a_cut_sweep_json_without_a_result_of_this_grid_is_refused_by_name_and_nothing_to_speak_of(
+    tmp_path: Path,
+) -> None:
+    folder = sweep(tmp_path, stopped_after=6)
+    cut(folder)
+    with taken(tmp_path, "seed=1") as work:
+        assert work.notes == []
     with (
         pytest.raises(ConfigError, match="expected the folder of a sweep") as refused,
-        taken(tmp_path, resume=str(folder)),
+        taken(tmp_path, "seed=1", resume=str(folder)),
     ):
         pass
     assert "\n" not in str(refused.value)
+
+
+def test_a_sweep_that_another_process_runs_is_named(tmp_path: Path) -> None:
+    stopped = sweep(tmp_path, stopped_after=1)
+    with taken(tmp_path), taken(tmp_path) as second:
+        assert second.notes == [
+            f"passed over: {stopped}: another process runs it; resume={stopped} takes it after that"
+        ]
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "result.json"])
+def test_a_pipe_keeps_nobody_waiting(name: str, tmp_path: Path) -> None:
+    folder = sweep(tmp_path, stopped_after=6)
+    path = folder / name if name == "sweep.json" else result_of(folder)
+    path.unlink()
+    os.mkfifo(path)
+    with taken(tmp_path, resume=str(folder)) as work:
+        assert "is a pipe or a device: expected a regular file; kept as " in work.notes[1]
+
+
+def test_a_failure_of_an_earlier_run_and_a_reference_that_fails_end_no_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = composed("on_failure=stop", "noise_floor=false")
+    bad = [next(iter(plan.references)), *list(plan.points)[:2]]
+
+    def fail_some(result: RunResult) -> RunResult:
+        if result.key in bad:
+            return dataclasses.replace(result, status="error", message="broken")
+        return simulate_point(result)
+
+    monkeypatch.setattr("pipebench.harness.sweep.simulate_point", fail_some)
+    seen = []
+    for _ in range(3):
+        with taken(tmp_path, "on_failure=stop", "noise_floor=false") as work:
+            results = run_sweep(plan, work.folder, SILENT, work.standing)
+            conclude_sweep(plan, work.folder, work.standing)
+            seen.append(([key for key in plan.points if key in results], work.notes))
+    keys = list(plan.points)
+    assert [points for points, _ in seen] == [keys[:1], keys[:2], keys]
+    assert seen[1][1][1:] == ["gone past (on_failure=stop): stages=1 micro=2: error; retry=failed measures it again"]
+    assert len(seen[2][1]) == 3
 
 
 def test_a_result_without_room_on_the_disk_is_one_line_and_leaves_the_old_file(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipebench.engine.whereabouts import Place, in_words, make_file, open_record, read_places
+from pipebench.engine.whereabouts import Place, in_words, make_file, open_record, read_places, steps_in_words
 from pipebench.errors import StageError
 from pipebench.harness.failures import RankFailure, death_of, failure_of, first_cause, output_path
 from pipebench.schedule.action import Action
@@ -30,6 +30,11 @@ def test_a_record_says_what_its_rank_noted_last(tmp_path: Path) -> None:
     assert read_places(tmp_path / "file")[0].runs
     first.between()
     assert read_places(tmp_path / "file")[0].action is None
+    first.enters("measuring", 812, 100_000)
+    assert (read_places(tmp_path / "file")[0].done, read_places(tmp_path / "file")[0].total) == (812, 100_000)
+    first.runs(int(schedule.rows[0].codes[4]))
+    assert read_places(tmp_path / "file")[0].done == 812
+    assert (read_places(tmp_path / "file")[1].done, read_places(tmp_path / "file")[1].total) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +53,13 @@ def test_a_wait_names_what_it_waits_for_and_from_whom(action: str, runs: bool, w
 def test_a_rank_between_steps_is_in_its_phase() -> None:
     assert in_words(BETWEEN, None, now_s=9.0) == "is warming up since 4 s"
     assert in_words(Place("", None, False, 0.0), None, now_s=9.0) == "is starting"
+
+
+def test_a_rank_between_two_steps_says_so_and_the_one_least_far_says_how_many_are_done() -> None:
+    places = [Place("measuring", None, False, 5.0, done, 100_000) for done in (813, 812)]
+    assert in_words(places[0], None, now_s=5.2) == "is between two steps since 0 s"
+    assert steps_in_words(places) == "measuring, 812 of 100000 steps done"
+    assert steps_in_words([BETWEEN, AT_1F0]) == ""
 
 
 def account(when_s: float, rank: int, by_peer: bool) -> RankFailure:

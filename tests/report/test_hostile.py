@@ -89,13 +89,49 @@ def test_no_result_is_read_through_a_link_out_of_the_folder(linked: str, tmp_pat
     (folder / linked).symlink_to(elsewhere)
     row = read_sweep(folder).rows[0]
     assert row["status"] == "unreadable"
-    assert "leads out of the folder" in row["message"]
+    assert "is a link, which may lead out of the folder" in row["message"]
+
+
+def test_a_link_that_stays_in_the_folder_is_none_of_ours_either(tmp_path: Path) -> None:
+    folder = four_points(tmp_path / "sweep")
+    (folder / "runs" / OK).rename(folder / "moved")
+    (folder / "runs" / OK).symlink_to(folder / "moved")
+    assert read_sweep(folder).rows[0]["status"] == "unreadable"
+
+
+def test_a_sweep_json_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    folder = four_points(tmp_path / "sweep")
+    (folder / "sweep.json").rename(tmp_path / "elsewhere")
+    (folder / "sweep.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ResultError, match=r"sweep.json: is a link"):
+        read_sweep(folder)
+
+
+def test_a_sweep_that_is_reached_by_a_link_is_read_and_reported(tmp_path: Path) -> None:
+    four_points(tmp_path / "sweep")
+    (tmp_path / "link").symlink_to(tmp_path / "sweep")
+    sweep = read_sweep(tmp_path / "link")
+    assert [row["status"] for row in sweep.rows] == ["ok", "wrong", "error", "pending"]
+    assert (tmp_path / "sweep" / "report.md") == write_report(sweep, ["md"])[-1].resolve()
+
+
+def test_an_edited_number_is_a_row_that_says_so_and_an_older_file_without_a_hash_stays_readable(tmp_path: Path) -> None:
+    folder = four_points(tmp_path / "sweep")
+    path = folder / "runs" / OK / "result.json"
+    edited = path.read_text().replace('"step_s":[9.0]', '"step_s":[4.5]')
+    path.write_text(edited)
+    row = read_sweep(folder).rows[0]
+    assert (row["status"], row["step_s"]) == ("unreadable", None)
+    assert row["message"].startswith(f"runs/{OK}/result.json: was edited after it was written")
+    path.write_text(re.sub(r',"sha256":"[0-9a-f]{64}"', "", edited))
+    row = read_sweep(folder).rows[0]
+    assert (row["status"], row["step_s"]) == ("ok", 4.5)
 
 
 def test_no_table_is_written_through_a_link_out_of_the_folder(tmp_path: Path) -> None:
     folder, elsewhere = four_points(tmp_path / "sweep"), tmp_path / "elsewhere"
     elsewhere.mkdir()
     (folder / "tables").symlink_to(elsewhere)
-    with pytest.raises(ResultError, match="leads out of the folder"):
+    with pytest.raises(ResultError, match="lead out of the folder"):
         write_report(read_sweep(folder), ["latex"])
     assert list(elsewhere.iterdir()) == []

@@ -254,7 +254,7 @@ def test_a_broken_reference_costs_the_speed_ups_alone(folder: Path) -> None:
 )
 def test_a_result_that_makes_no_sense_is_unreadable(folder: Path, field: str, value: object) -> None:
     path = folder / "runs" / OK / "result.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value, "sha256": None}))
     sweep = read_sweep(folder)
     assert [row["status"] for row in sweep.rows] == ["unreadable", "wrong", "error", "pending"]
     assert sweep.results[OK].status == "unreadable"
