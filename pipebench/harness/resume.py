@@ -8,7 +8,7 @@ file in the folder, which the kernel takes back when its holder dies, keeps two 
 import contextlib
 import fcntl
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from os.path import lexists
 from pathlib import Path
@@ -136,6 +136,7 @@ def _named(plan: Plan, folder: Path, retry: str | None) -> Work:
     try:
         state, damage = _state_or_damage(plan, folder)
         lock = _lock(folder)
+        kept = [f"set aside: {damage}{_kept(folder / SWEEP_FILE)}"] if damage and lock is not None else []
     except ResultError as error:
         raise ConfigError(f"resume={folder}: expected the folder of a sweep: {error}") from error
     except OSError as error:
@@ -144,7 +145,6 @@ def _named(plan: Plan, folder: Path, retry: str | None) -> Work:
         raise ConfigError(f"resume={folder}: expected a sweep that no other process runs at the moment")
     try:
         standing, notes = _take_stock(plan, folder, state, retry)
-        kept = [f"set aside: {damage}{_kept(folder / SWEEP_FILE)}"] if damage else []
         return Work(folder, lock, standing, [_headline(plan, folder, standing), *kept, *notes], goes_on=True)
     except BaseException:
         lock.close()
@@ -246,7 +246,7 @@ def _headline(plan: Plan, folder: Path, standing: Standing) -> str:
 def _clear_the_way(plan: Plan, folder: Path) -> list[str]:
     """Rename what stands where the sweep's own folders do, so that nothing is read or written through a link."""
     notes = []
-    for path in (*(folder / name for name in _FOLDERS), *(point_folder(folder, key) for key in plan.all)):
+    for path in _folders_written_into(plan, folder):
         try:
             own(folder, path)
         except ResultError as error:
@@ -256,6 +256,13 @@ def _clear_the_way(plan: Plan, folder: Path) -> list[str]:
             where = path.relative_to(folder)
             notes.append(f"set aside: {where}: expected a folder; kept as {set_aside(path, 'damaged')}")
     return notes
+
+
+def _folders_written_into(plan: Plan, folder: Path) -> Iterator[Path]:
+    """Yield the outer ones first: what lies in one that is a link is not to be looked at."""
+    yield from (folder / name for name in _FOLDERS)
+    yield from (point_folder(folder, key) for key in plan.all)
+    yield from (folder / "tensorboard").glob("*")  # W&B never writes into a run that is there
 
 
 def _past_failures(plan: Plan, standing: Standing) -> list[str]:

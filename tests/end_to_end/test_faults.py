@@ -193,6 +193,18 @@ def test_a_point_that_takes_longer_than_its_limit_ends_there(monkeypatch: pytest
     assert result.message.startswith("not done after 8 s (point_limit_s): rank 1 runs 1F0 since ")
 
 
+def test_a_point_that_is_cut_off_between_steps_says_how_many_were_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limits = ("point_limit_s=15", "progress_limit_s=60")
+    result = run_with("talkative", monkeypatch, tmp_path, "micro=1", "steps=100000", *limits)[1]
+    assert result.status == "timeout"
+    assert re.match(
+        r"not done after 15 s \(point_limit_s\), measuring, [1-9]\d* of 100000 steps done: rank [01] ", result.message
+    )
+    assert "is measuring" not in result.message
+
+
 def test_what_workers_print_is_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +220,12 @@ def test_a_sweep_told_to_stop_at_a_failure_runs_no_further_point(
     assert "stopped after a failure (on_failure=stop): 1 of 2 points were not run" in capsys.readouterr().out
     [folder] = tmp_path.glob("*-sweep")
     assert [row["status"] for row in read_sweep(folder).rows] == ["error", "pending"]
+    assert main([*ARGUMENTS, f"results_dir={tmp_path}", "wandb.mode=disabled", "on_failure=stop"]) == 1
+    output = capsys.readouterr().out
+    assert output.startswith("resuming: 1 of 2 done")
+    assert "gone past (on_failure=stop): stages=2 micro=1: error; retry=failed measures it again" in output
+    assert "stopped after a failure" not in output
+    assert [row["status"] for row in read_sweep(folder).rows] == ["error", "ok"]
 
 
 def test_a_failed_point_is_not_run_again_in_later_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -102,7 +102,9 @@ def test_a_point_that_is_interrupted_says_so_and_is_run_again(number: signal.Sig
     os.killpg(process.pid, number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "interrupted: what was measured so far follows\n"
+    first, last = errors.splitlines()
+    assert first == "interrupted: what was measured so far follows"
+    assert last == "interrupted: the same command goes on from here"
     [sweep] = sweeps(tmp_path)
     assert [row[1] for row in table(sweep)] == ["interrupted", "pending"]
     assert [point["state"] for point in read_json(sweep / "sweep.json")["points"]] == ["interrupted", "pending"]
@@ -135,6 +137,31 @@ def test_a_second_interrupt_leaves_at_once_and_nothing_corrupt(tmp_path: Path) -
     assert [row[1] for row in table(sweep)] == ["ok", "ok"]
 
 
+def test_a_sweep_told_to_start_anew_says_with_what_its_command_goes_on(tmp_path: Path) -> None:
+    process = start(tmp_path, NO_TRACKER, "steps=100", "resume=never")
+    wait_for_line(process, "[1/4]")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.endswith("interrupted: the same command, with resume=auto, goes on from here\n")
+    code, output, errors = run(tmp_path, NO_TRACKER, "steps=100", "resume=never", "resume=auto")
+    assert (code, errors) == (0, "")
+    assert output.startswith("resuming: ")
+
+
+def test_a_result_that_becomes_unreadable_while_the_sweep_runs_makes_the_exit_code_1(tmp_path: Path) -> None:
+    process = start(tmp_path, NO_TRACKER, "steps=50")
+    wait_for_line(process, "[2/4]")
+    process.send_signal(signal.SIGSTOP)
+    [path, _] = sorted(finished_points(tmp_path), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    path.write_text(path.read_text().replace('"status":"ok"', '"status":"unchecked"'))
+    process.send_signal(signal.SIGCONT)
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (1, "")
+    [sweep] = sweeps(tmp_path)
+    assert [row[1] for row in table(sweep)] == ["unreadable", "ok"]
+
+
 def test_two_sweeps_at_once_in_one_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
     both = [start(tmp_path, NO_TRACKER) for _ in range(2)]
     for process in both:
@@ -156,6 +183,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on_when_there_is_room
     assert errors.startswith("ResultError: ")
     assert errors.count("\n") == 1
     assert "cannot be written: " in errors
+    assert errors.endswith("; once it can be, the same command goes on from here\n")
     before = finished_points(tmp_path)
     assert len(before) >= 2
     code, output, errors = run(tmp_path, NO_TRACKER)

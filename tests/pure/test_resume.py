@@ -306,7 +306,9 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("retry", [None, "all"])
-@pytest.mark.parametrize("linked", ["runs", "runs/KEY", "runs/KEY/result.json", "tables", "wandb", "tensorboard"])
+@pytest.mark.parametrize(
+    "linked", ["runs", "runs/KEY", "runs/KEY/result.json", "tables", "wandb", "tensorboard", "tensorboard/all"]
+)
 def test_resuming_touches_nothing_that_a_link_leads_to_and_runs_again_what_it_hid(
     linked: str, retry: str | None, tmp_path: Path
 ) -> None:
@@ -317,6 +319,7 @@ def test_resuming_touches_nothing_that_a_link_leads_to_and_runs_again_what_it_hi
         path.rename(elsewhere)
     else:
         elsewhere.mkdir()
+        path.parent.mkdir(exist_ok=True)
     if elsewhere.is_dir():
         (elsewhere / ".pipebench-x").write_text("not ours")
     before = everything_in(elsewhere) if elsewhere.is_dir() else {"": elsewhere.read_bytes()}
