@@ -176,11 +176,11 @@ def _all_fine(plan: Plan, results: Mapping[str, RunResult]) -> bool:
 
 def _announce(plan: Plan, work: Work) -> None:
     if work.goes_on:
-        print(*work.notes, sep="\n", flush=True)
+        print(*map(one_line, work.notes), sep="\n", flush=True)
         return
     twice = ", one of the points twice for the noise floor" if plan.again else ""
     counts = f"{_counted(len(plan.points), 'point')} and {_counted(len(plan.references), 'reference')}"
-    print(f"{counts} into {work.folder}{twice}", *work.notes, sep="\n", flush=True)
+    print(f"{counts} into {work.folder}{twice}", *map(one_line, work.notes), sep="\n", flush=True)
 
 
 def _observer(plan: Plan, work: Work, display: Display, trackers: Trackers) -> Observer:
