@@ -1,5 +1,6 @@
 """Two sweeps made by hand and compared through the command: verdicts, refusals, exit codes, and what is said."""
 
+import dataclasses
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pipebench.compare import main
 from pipebench.config import MlpConfig, key_of
 from pipebench.metrics import Ratio, ratio_of_medians
+from pipebench.record import read_result, write_result
 from pipebench.report.comparison import LEAST_FLOOR, Verdict, verdict_on
 
 Groups = list[list[float]]
@@ -141,7 +143,7 @@ def test_the_worst_stands_first_with_its_numbers(a: Path, tmp_path: Path, capsys
 
 def test_a_point_that_never_had_a_result_decides_nothing_beside_others(a: Path, tmp_path: Path) -> None:
     for path in a_sweep(tmp_path / "b", {2: STEADY, 4: None}).glob("runs/*/result.json"):
-        path.write_text(path.read_text().replace('"status":"ok"', '"status":"error"'))
+        write_result(path, dataclasses.replace(read_result(path), status="error"))
     shutil.copytree(tmp_path / "b", tmp_path / "c")
     b, c = tmp_path / "b", tmp_path / "c"
     assert main([str(b), str(c)]) == 3
@@ -237,7 +239,7 @@ def test_a_second_look_that_failed_is_no_noise_floor(
 ) -> None:
     b = a_sweep(tmp_path / "b", {2: STEADY}, again=[[9.0] * 5])
     path = next(b.glob("runs/*/again.json"))
-    path.write_text(path.read_text().replace('"status":"ok","message":""', '"status":"error","message":"gone"'))
+    write_result(path, dataclasses.replace(read_result(path), status="error", message="gone"))
     main([str(a), str(b)])
     page = capsys.readouterr().out
     assert "assumed, since neither sweep measured one" in page
