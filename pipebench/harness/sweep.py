@@ -19,11 +19,11 @@ from typing import Any
 from pipebench import machine
 from pipebench.conditions import flags_between, merged, read_conditions
 from pipebench.config import RunConfig, key_of, ranks_per_device
-from pipebench.costs import Profile, load_profile, rank_memory
+from pipebench.costs import Profile, load_profile
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ResultError, ScheduleError
 from pipebench.harness.failures import GroupError
-from pipebench.harness.forecast import why_too_large
+from pipebench.harness.forecast import memory_by_process, why_too_large
 from pipebench.harness.jobs import MEASURE_LINK, MEASURE_RANK, PROFILE_LAYERS, LinkJob, ProfileJob, RankJob
 from pipebench.harness.launch import OnProgress, Progress, run_group
 from pipebench.harness.limits import Limits
@@ -344,7 +344,7 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
         if result.key not in known.prepared:
             known.prepared[result.key] = prepare(config, profile)
         prepared = known.prepared[result.key]
-        memory = rank_memory(config.optimizer, layers, prepared.layers_per_stage, prepared.schedule)
+        memory = memory_by_process(config, layers, prepared)
         reason = why_too_large(config, memory, machine.capacity())
         if reason and not config.force:
             return dataclasses.replace(result, status="skipped", message=reason)

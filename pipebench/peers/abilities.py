@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pipebench.config import RunConfig
 from pipebench.machine import Machine
 
-ONE_PROCESS = ("single", "torchgpipe")
+ONE_PROCESS = ("torchgpipe",)
 """Engines whose stages, however many, live in one process."""
 
 WHOLE_MODEL = (*ONE_PROCESS, "ddp", "fsdp")
@@ -55,6 +55,32 @@ def _gpu_each(config: RunConfig, machine: Machine) -> str:
     return f"engine={config.engine} wants a GPU for each rank: stages={config.stages}, and there are {machine.num_gpus}"
 
 
+def _single(config: RunConfig, machine: Machine) -> str:
+    if config.stages != 1:
+        return f"engine=single is one process without a pipeline: stages={config.stages}, and it wants 1"
+    return _no_pipeline(config)
+
+
+def _ddp(config: RunConfig, machine: Machine) -> str:
+    if config.micro < config.stages:
+        found = f"micro={config.micro}, stages={config.stages}"
+        return f"engine=ddp wants a micro-batch or more for each of its ranks: {found}"
+    return _no_pipeline(config) or _gpu_each(config, machine)
+
+
+def _fsdp(config: RunConfig, machine: Machine) -> str:
+    if config.micro % config.stages:
+        found = f"micro={config.micro}, stages={config.stages}"
+        return f"engine=fsdp wants equally many micro-batches on each of its ranks: {found}"
+    return _no_pipeline(config) or _gpu_each(config, machine)
+
+
+def _no_pipeline(config: RunConfig) -> str:
+    if config.schedule == "gpipe":  # the default: nobody asked for another
+        return ""
+    return f"engine={config.engine} runs no pipeline schedule: schedule={config.schedule}, and it wants gpipe"
+
+
 def not_installed(package: str) -> str:
     """Return what is missing for an engine of another project, "" where its package can be found."""
     return "" if find_spec(package) else f"{package} is not installed: pip install 'pipebench[peers]'"
@@ -62,4 +88,7 @@ def not_installed(package: str) -> str:
 
 _REASONS: dict[str, Callable[[RunConfig, Machine], str]] = {
     "torch": _torch,
+    "single": _single,
+    "ddp": _ddp,
+    "fsdp": _fsdp,
 }

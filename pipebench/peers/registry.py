@@ -7,6 +7,9 @@ from pipebench.peers.protocol import Engine, Parts
 BUILDERS = {
     "pipebench": "pipebench.peers.built_in",
     "torch": "pipebench.peers.torch_pipelining",
+    "single": "pipebench.peers.single",
+    "ddp": "pipebench.peers.ddp",
+    "fsdp": "pipebench.peers.fsdp",
 }
 """The module of each engine; its `build(parts)` makes one. Imported when wanted: some take seconds."""
 

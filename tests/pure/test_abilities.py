@@ -32,7 +32,38 @@ def test_the_built_in_engine_can_do_everything(schedule: str, recompute: str, mi
             "engine=torch micro=5",
             "engine=torch wants equal micro-batches: micro=5 does not divide batch=32",
         ),
+        ("engine=single", "engine=single is one process without a pipeline: stages=2, and it wants 1"),
+        (
+            "engine=single stages=1 schedule=naive",
+            "engine=single runs no pipeline schedule: schedule=naive, and it wants gpipe",
+        ),
+        ("engine=ddp schedule=1f1b", "engine=ddp runs no pipeline schedule: schedule=1f1b, and it wants gpipe"),
+        (
+            "engine=ddp stages=4 micro=3",
+            "engine=ddp wants a micro-batch or more for each of its ranks: micro=3, stages=4",
+        ),
+        ("engine=fsdp schedule=zb_h1", "engine=fsdp runs no pipeline schedule: schedule=zb_h1, and it wants gpipe"),
+        (
+            "engine=fsdp micro=5",
+            "engine=fsdp wants equally many micro-batches on each of its ranks: micro=5, stages=2",
+        ),
     ],
 )
 def test_what_another_engine_cannot_do_has_its_reason(overrides: str, reason: str) -> None:
     assert why_not(point("stages=2", *overrides.split()), TWO_CORES) == reason
+
+
+@pytest.mark.parametrize("recompute", ["never", "except_last", "always"])
+@pytest.mark.parametrize("overrides", ["engine=single stages=1 micro=5", "engine=ddp micro=5", "engine=fsdp micro=4"])
+def test_what_needs_no_pipeline_takes_ragged_batches_and_every_recompute(overrides: str, recompute: str) -> None:
+    config = point("stages=2", "batch=13", *overrides.split(), f"recompute={recompute}")
+    assert why_not(config, TWO_CORES) == ""
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_ranks_with_all_layers_want_a_gpu_each(engine: str) -> None:
+    one_gpu = Machine(num_cores=2, num_gpus=1)
+    grid = compose_grid(["stages=2", f"engine={engine}", "device=cuda"])
+    assert grid is not None
+    reason = f"engine={engine} wants a GPU for each rank: stages=2, and there are 1"
+    assert why_not(resolve(grid.points[0], one_gpu), one_gpu) == reason
