@@ -54,6 +54,9 @@ class Pipeline:
     def gradients(self) -> dict[int, list[Tensor]]:
         return gradients_of(self.layers)
 
+    def held_bytes(self) -> int:
+        return 0
+
 
 def layers_of(stages: Mapping[int, Stage]) -> dict[int, nn.Module]:
     """Return the layers of some stages by their index in the model."""

@@ -22,20 +22,22 @@ def measure_memory(
     accumulate: Callable[[], object],
     parameters: Sequence[nn.Parameter],
     optimizers: Sequence[torch.optim.Optimizer],
+    held_bytes: int,
     device: torch.device,
 ) -> StageMemory:
     """Run `accumulate`, which must leave gradients in `.grad`, under the profiler and return the peak's parts.
 
     The profiler reports every allocation and release of a tensor's storage, so their running sum is exact.
-    What is live before (parameters, optimizer state) is counted by size; a gradient counts if it was already
-    allocated at the moment of the peak; the rest are activations and buffers. Gradients are dropped afterwards.
+    What is live before (parameters, optimizer state, `held_bytes` of an engine's own) is counted by size; a gradient
+    counts if it was already allocated at the moment of the peak; the rest are activations and buffers. Gradients are
+    dropped afterwards.
     """
     allocator_peak, allocator_reserved = 0, 0
     if device.type == "cuda":
         allocator_peak, allocator_reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     events = _allocations(accumulate, device)
     gradient_addresses = {p.grad.data_ptr() for p in parameters if p.grad is not None}
-    held, held_at_peak, gradients, gradients_at_peak = 0, 0, 0, 0
+    held, held_at_peak, gradients, gradients_at_peak = held_bytes, held_bytes, 0, 0
     for event in events:
         size = event["Bytes"]
         held += size

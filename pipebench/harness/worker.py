@@ -75,7 +75,11 @@ def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
     with phases("profiling memory"):
         batch = bench.mini_batch(run.step).to(str(device))
         memory = measure_memory(
-            lambda: engine.accumulate(run.step, batch), _parameters(engine), engine.optimizers, device
+            lambda: engine.accumulate(run.step, batch),
+            _parameters(engine),
+            engine.optimizers,
+            engine.held_bytes(),
+            device,
         )
     with phases("leaving"):
         dist.barrier()
