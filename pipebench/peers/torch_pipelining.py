@@ -73,8 +73,13 @@ class TorchPipeline:
         return gradients_of(self.layers)
 
     def held_bytes(self) -> int:
-        """Torch receives every micro-batch's activations and gradients into a buffer of its own, made once."""
-        return sum(stage.buffer_bytes() for stage in self._watched)
+        """Torch receives each micro-batch's activations and gradients into a buffer of its own, made once.
+
+        A split backward leaves gradients in the buffers' `.grad`; a neighbour on this rank is handed the same tensor.
+        """
+        buffers = [buffer for stage in self._watched for buffer in stage.buffers()]
+        tensors = [*buffers, *(buffer.grad for buffer in buffers if buffer.grad is not None)]
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
     def _run(self, step: int, batch: MiniBatch) -> float | None:
         """Run torch's schedule once; return the mini-batch's loss where the last stage lives."""
@@ -194,11 +199,10 @@ class _WatchedStage(PipelineStage):
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self._log.stop()
 
-    def buffer_bytes(self) -> int:
-        """Return the bytes of the tensors received into, and of what a split backward has left in their `.grad`."""
+    def buffers(self) -> list[Tensor]:
+        """Return the tensors that activations and gradients were received into."""
         received = [*self.args_recv_info.values(), *self.grad_recv_info.values()]
-        buffers = [info.buffer for infos in received for info in infos if info.buffer is not None]
-        return sum(buffer.nbytes + (0 if buffer.grad is None else buffer.grad.nbytes) for buffer in buffers)
+        return [info.buffer for infos in received for info in infos if info.buffer is not None]
 
 
 class _SeededStage(nn.Module):
