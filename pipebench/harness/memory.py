@@ -22,15 +22,16 @@ def measure_memory(
     accumulate: Callable[[], object],
     parameters: Sequence[nn.Parameter],
     optimizers: Sequence[torch.optim.Optimizer],
+    held_bytes: int,
     device: torch.device,
 ) -> StageMemory:
     """Run `accumulate`, which must leave gradients in `.grad`, under the profiler and return the peak's parts.
 
     The profiler reports every allocation and release of a tensor's storage, so their running sum is exact.
-    What is live before (parameters, optimizer state) is counted by size; a gradient counts if it was already
-    allocated at the moment of the peak, and throughout where it lies in memory that an engine keeps for it; the rest
-    are activations and buffers. Of a tensor that is spread over ranks, this rank's shard counts. Gradients are dropped
-    afterwards.
+    What is live before (parameters, optimizer state, `held_bytes` of an engine's own) is counted by size; a gradient
+    counts if it was already allocated at the moment of the peak, and throughout where it lies in memory that an engine
+    keeps for it; the rest are activations and buffers. Of a tensor that is spread over ranks, this rank's shard counts.
+    Gradients are dropped afterwards.
     """
     allocator_peak, allocator_reserved = 0, 0
     if device.type == "cuda":
@@ -52,7 +53,7 @@ def measure_memory(
         parameters_bytes=sum(_shard(p).nbytes for p in parameters),
         gradients_bytes=kept_bytes + gradients_at_peak,
         optimizer_bytes=sum(map(_optimizer_bytes, optimizers)),
-        activations_bytes=held_at_peak - gradients_at_peak,
+        activations_bytes=held_at_peak - gradients_at_peak + held_bytes,
         allocator_peak_bytes=allocator_peak,
         allocator_reserved_bytes=allocator_reserved,
     )

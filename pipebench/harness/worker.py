@@ -76,12 +76,13 @@ def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
     rss = peak_rss_bytes()
     with phases("profiling memory"):
         batch = bench.mini_batch(run.step).to(str(device))
-        transport.reset_peak()
         memory = measure_memory(
-            lambda: engine.accumulate(run.step, batch), _parameters(engine), engine.optimizers, device
+            lambda: engine.accumulate(run.step, batch),
+            _parameters(engine),
+            engine.optimizers,
+            engine.held_bytes(),
+            device,
         )
-        on_their_way = memory.activations_bytes + transport.peak_bytes
-        memory = dataclasses.replace(memory, activations_bytes=on_their_way)
     with phases("leaving"):
         dist.barrier()
         dist.destroy_process_group()

@@ -31,15 +31,44 @@ def why_not(config: RunConfig, machine: Machine) -> str:
     return _REASONS[config.engine](config, machine) if config.engine in _REASONS else ""
 
 
+TORCH_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "looped_bfs": "LoopedBFS",
+    "interleaved": "Interleaved1F1B",
+    "zb_h1": "InterleavedZeroBubble",
+    "zb_v": "ZBVZeroBubble",
+}
+"""torch.distributed.pipelining's schedule for each of ours that it has, by torch's own name.
+
+Its rows are its own: GPipe runs backwards first micro-batch first, ZBVZeroBubble each W right after its I, and
+Interleaved1F1B makes groups of more than K micro-batches where K does not divide M. InterleavedZeroBubble with one
+stage a rank has the rows of ZB-H1; with more it is none of ours.
+"""
+
+
 def _torch(config: RunConfig, machine: Machine) -> str:
     if config.schedule not in TORCH_SCHEDULES:
         return f"engine=torch has {', '.join(TORCH_SCHEDULES)}, not schedule={config.schedule}"
-    if config.recompute != "never":
-        return f"engine=torch has no recompute={config.recompute}"
-    return _ragged(config) or _gpu_each(config, machine)
+    return _ragged(config) or _gpu_each(config, machine) or _torch_sizes(config) or _torch_recompute(config)
 
 
-TORCH_SCHEDULES = ("gpipe", "1f1b")
+def _torch_sizes(config: RunConfig) -> str:
+    """Return which numbers of micro-batches the schedule refuses."""
+    who, found = f"engine=torch schedule={config.schedule}", f"micro={config.micro} with stages={config.stages}"
+    if config.schedule == "1f1b" and config.micro < config.stages:
+        return f"{who} wants at least as many micro-batches as stages: {found}"
+    num_groups = max(1, config.micro // config.stages)
+    if config.schedule in ("interleaved", "zb_h1") and config.micro % num_groups:
+        return f"{who} wants micro // stages groups of equal size: {found}"
+    return ""
+
+
+def _torch_recompute(config: RunConfig) -> str:
+    """A split backward calls autograd once for each group of parameters, and each call would recompute the stage."""
+    if config.recompute == "never" or config.schedule not in ("zb_h1", "zb_v"):
+        return ""
+    return f"engine=torch recomputes a stage many times over in a split backward: schedule={config.schedule}"
 
 
 def _ragged(config: RunConfig) -> str:

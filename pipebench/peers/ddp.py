@@ -55,6 +55,9 @@ class DataParallel:
     def gradients(self) -> dict[int, list[Tensor]]:
         return gradients_of(self.layers)
 
+    def held_bytes(self) -> int:
+        return 0
+
     def _accumulate(self, step: int, batch: MiniBatch) -> Tensor:
         """Return this rank's part of the mini-batch's mean loss."""
         micro_batches = micro_batches_of_rank(self._config, batch, self._rank, self._num_ranks)

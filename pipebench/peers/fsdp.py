@@ -63,6 +63,9 @@ class FullySharded:
             for index, layer in self.layers.items()
         }
 
+    def held_bytes(self) -> int:
+        return 0
+
     def _accumulate(self, step: int, batch: MiniBatch) -> Tensor:
         """Return this rank's part of the mini-batch's mean loss."""
         if self.sent_bytes is None:

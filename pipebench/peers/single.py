@@ -38,6 +38,9 @@ class SingleProcess:
     def gradients(self) -> dict[int, list[Tensor]]:
         return gradients_of(self.layers)
 
+    def held_bytes(self) -> int:
+        return 0
+
     def _run(self, row: Row, step: int, batch: MiniBatch) -> StepOutcome:
         parts, losses = self._parts, list[Tensor]()
         micro_batches = micro_batches_of_rank(parts.config, batch, rank=0, num_ranks=1)

@@ -23,11 +23,31 @@ def test_the_built_in_engine_can_do_everything(schedule: str, recompute: str, mi
     assert why_not(point(f"schedule={schedule}", f"recompute={recompute}", f"micro={micro}"), TWO_CORES) == ""
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "looped_bfs", "interleaved"])
+@pytest.mark.parametrize("recompute", ["never", "except_last", "always"])
+def test_torch_recomputes_where_the_backward_is_one_piece(schedule: str, recompute: str) -> None:
+    assert why_not(point("engine=torch", f"schedule={schedule}", f"recompute={recompute}"), TWO_CORES) == ""
+
+
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ("engine=torch schedule=naive", "engine=torch has gpipe, 1f1b, not schedule=naive"),
-        ("engine=torch recompute=always", "engine=torch has no recompute=always"),
+        (
+            "engine=torch schedule=naive",
+            "engine=torch has gpipe, 1f1b, looped_bfs, interleaved, zb_h1, zb_v, not schedule=naive",
+        ),
+        (
+            "engine=torch schedule=1f1b stages=4 micro=2",
+            "engine=torch schedule=1f1b wants at least as many micro-batches as stages: micro=2 with stages=4",
+        ),
+        (
+            "engine=torch schedule=interleaved stages=3 micro=11 batch=22",
+            "engine=torch schedule=interleaved wants micro // stages groups of equal size: micro=11 with stages=3",
+        ),
+        (
+            "engine=torch schedule=zb_v recompute=always",
+            "engine=torch recomputes a stage many times over in a split backward: schedule=zb_v",
+        ),
         (
             "engine=torch micro=5",
             "engine=torch wants equal micro-batches: micro=5 does not divide batch=32",

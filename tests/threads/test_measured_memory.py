@@ -15,7 +15,7 @@ def _step(layer: nn.Linear, x: Tensor) -> None:
 
 def test_gradients_that_a_step_allocates_count_once() -> None:
     layer, x = nn.Linear(WIDTH, WIDTH, bias=False), torch.ones(2, WIDTH)
-    memory = measure_memory(lambda: _step(layer, x), list(layer.parameters()), [], CPU)
+    memory = measure_memory(lambda: _step(layer, x), list(layer.parameters()), [], 0, CPU)
     assert memory.parameters_bytes == 4 * WIDTH * WIDTH
     assert memory.gradients_bytes == memory.parameters_bytes
 
@@ -25,5 +25,5 @@ def test_gradients_in_a_buffer_that_an_engine_keeps_count_as_the_buffer() -> Non
     buffer = torch.zeros(WIDTH * WIDTH + WIDTH + 5)
     layer.weight.grad = buffer[: WIDTH * WIDTH].view(WIDTH, WIDTH)
     layer.bias.grad = buffer[WIDTH * WIDTH : -5]
-    memory = measure_memory(lambda: _step(layer, x), list(layer.parameters()), [], CPU)
+    memory = measure_memory(lambda: _step(layer, x), list(layer.parameters()), [], 0, CPU)
     assert memory.gradients_bytes == buffer.nbytes
