@@ -62,6 +62,8 @@ def _deepspeed(config: RunConfig, machine: Machine) -> str:
 def _torchgpipe(config: RunConfig, machine: Machine) -> str:
     if config.schedule != "gpipe":
         return f"engine=torchgpipe has gpipe, not schedule={config.schedule}"
+    if config.device == "cuda":
+        return "engine=torchgpipe keeps its stages on the CPU here, not device=cuda"
     return _cut_otherwise(config) or not_installed("torchgpipe")
 
 

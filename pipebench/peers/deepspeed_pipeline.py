@@ -167,7 +167,7 @@ def _deepspeed_engine(parts: Parts, module: nn.Module, optimizers: list[torch.op
 
         # An all-reduce through shared memory is compiled at first use, and a pipeline without replicas never calls it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed(parts.config.device)
+        deepspeed.init_distributed()
         num_stages = parts.schedule.num_stages
         layers = [module if stage == parts.rank else _elsewhere for stage in range(num_stages)]
         loss = parts.stages[parts.rank].loss_of
@@ -185,7 +185,7 @@ def _config(parts: Parts) -> dict[str, Any]:
     """Return DeepSpeed's own configuration of the point.
 
     Where it is silent, DeepSpeed clips gradients to a norm of 1, which no other engine here does. Its reentrant
-    recompute, also its default, leaves a first stage without gradients whose inputs are whole numbers, as tokens are.
+    recompute, also its default, fails on a first stage whose inputs are whole numbers, as tokens are.
     """
     config = parts.config
     return {
