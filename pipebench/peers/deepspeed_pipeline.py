@@ -44,6 +44,7 @@ class DeepSpeedPipeline:
         return self._run(step, batch, self._train)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
+        _forget_tensors(self._engine)
         return self._run(step, batch, self._accumulate)
 
     def gradients(self) -> dict[int, list[Tensor]]:
@@ -175,6 +176,13 @@ def _deepspeed_engine(parts: Parts, module: nn.Module, optimizers: list[torch.op
         [optimizer] = optimizers
         engine, *_ = deepspeed.initialize(model=pipeline, optimizer=optimizer, config=_config(parts))
     return engine
+
+
+def _forget_tensors(engine: Any) -> None:
+    """Drop the receive buffers and activations kept since the last step: memory is counted as a step allocates it."""
+    engine.reset_activation_shape()
+    engine.loss = None
+    engine.pipe_buffers = {name: [None] * len(tensors) for name, tensors in engine.pipe_buffers.items()}
 
 
 def _elsewhere(x: Tensor) -> Tensor:
