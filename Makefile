@@ -42,6 +42,13 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
+# Both peers take the torch that is pinned. DeepSpeed comes as source; pip builds it in an environment of its own,
+# where its setup does without torch. With --no-build-isolation a fresh Python 3.11 lacks bdist_wheel and it fails.
+# DS_BUILD_OPS=0: none of its compiled operations is needed, and a machine without a compiler will do.
+$(VENV)/.peers: pyproject.toml constraints.txt | $(PY)
+	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --constraint constraints.txt --editable '.[peers]'
+	@touch $@
+
 $(VENV)/.test: pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	@touch $@

@@ -29,7 +29,7 @@ from pipebench.harness.launch import OnProgress, Progress, run_group
 from pipebench.harness.limits import Limits
 from pipebench.harness.prepare import Prepared, prepare, schedule_of
 from pipebench.harness.simulated import simulate_point
-from pipebench.peers.abilities import follows_rows, num_processes, why_not
+from pipebench.peers.abilities import follows_rows, num_processes, threads_each, why_not
 from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
 from pipebench.render import chrome_trace
 from pipebench.rows import COMPARABLE, FAILED, largest_gradient_error, median_step
@@ -389,7 +389,7 @@ def _profile(config: RunConfig, known: Known, on_progress: OnProgress) -> LayerP
     name = _profile_name(config)
     if name not in known.profiles:
         num_samples = micro_batch_sizes(config.batch, config.micro)[0]
-        job = ProfileJob(config, num_samples, _needs_times(config), _cores_of(config, num_ranks=1)[0])
+        job = ProfileJob(config, num_samples, _needs_times(config), _cores_of(int(config.threads), num_ranks=1)[0])
         with _scratch() as folder:
             [known.profiles[name]] = run_group(
                 PROFILE_LAYERS, [job], config.device, on_progress, limits_of(config), folder
@@ -413,7 +413,7 @@ def _link(config: RunConfig, known: Known, on_progress: OnProgress) -> Link:
     name = f"{config.device}/{config.threads}"
     if name not in known.links:
         with _scratch() as folder:
-            cores = _cores_of(config, num_ranks=2)
+            cores = _cores_of(int(config.threads), num_ranks=2)
             jobs = [LinkJob(config, rank, cores[rank], str(folder / "store")) for rank in range(2)]
             known.links[name], _ = run_group(MEASURE_LINK, jobs, config.device, on_progress, limits_of(config), folder)
     return known.links[name]
@@ -439,7 +439,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: str) -> list[RankJob]:
-    cores = _cores_of(config, num_processes(config))
+    cores = _cores_of(threads_each(config), num_processes(config))
     model_bytes = sum(layers.parameter_bytes)
     counts = tuple(prepared.layers_per_stage)
     return [
@@ -448,10 +448,9 @@ def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: st
     ]
 
 
-def _cores_of(config: RunConfig, num_ranks: int) -> list[tuple[int, ...]]:
+def _cores_of(threads: int, num_ranks: int) -> list[tuple[int, ...]]:
     """Give every rank `threads` cores of its own when there are enough, else leave all to the scheduler."""
     cores = machine.usable_cores()
-    threads = config.threads
     if not machine.CAN_PIN or num_ranks * threads > len(cores):
         return [()] * num_ranks
     return [tuple(cores[rank * threads : (rank + 1) * threads]) for rank in range(num_ranks)]

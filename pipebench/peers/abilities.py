@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from pipebench.config import RunConfig
+from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.machine import Machine
 
 ONE_PROCESS = ("torchgpipe",)
@@ -19,6 +20,14 @@ WHOLE_MODEL = (*ONE_PROCESS, "ddp", "fsdp")
 def num_processes(config: RunConfig) -> int:
     """Return how many processes a point's engine runs in."""
     return 1 if config.engine in ONE_PROCESS else config.stages
+
+
+def threads_each(config: RunConfig) -> int:
+    """Return how many threads each of a point's processes computes with, and so the cores it needs.
+
+    Where one process runs what stands for K devices, it has the threads of all K.
+    """
+    return int(config.threads) * (config.stages if config.engine == "torchgpipe" else 1)
 
 
 def follows_rows(config: RunConfig) -> bool:
@@ -71,6 +80,30 @@ def _torch_recompute(config: RunConfig) -> str:
     return f"engine=torch recomputes a stage many times over in a split backward: schedule={config.schedule}"
 
 
+def _deepspeed(config: RunConfig, machine: Machine) -> str:
+    if config.schedule != "1f1b":
+        return f"engine=deepspeed has 1f1b, not schedule={config.schedule}"
+    if config.recompute == "except_last":
+        return "engine=deepspeed recomputes never or always, not recompute=except_last"
+    return _ragged(config) or _gpu_each(config, machine) or not_installed("deepspeed")
+
+
+def _torchgpipe(config: RunConfig, machine: Machine) -> str:
+    if config.schedule != "gpipe":
+        return f"engine=torchgpipe has gpipe, not schedule={config.schedule}"
+    if config.device == "cuda":
+        return "engine=torchgpipe keeps its stages on the CPU here, not device=cuda"
+    return _cut_otherwise(config) or not_installed("torchgpipe")
+
+
+def _cut_otherwise(config: RunConfig) -> str:
+    """Tell where `torch.chunk`, which gives every piece but the last the same size, differs from our micro-batches."""
+    size = -(-config.batch // config.micro)
+    pieces = [min(size, config.batch - start) for start in range(0, config.batch, size)]
+    ours = micro_batch_sizes(config.batch, config.micro)
+    return "" if pieces == ours else f"engine={config.engine} cuts batch={config.batch} into {pieces}, not {ours}"
+
+
 def _ragged(config: RunConfig) -> str:
     if config.batch % config.micro == 0:
         return ""
@@ -120,4 +153,6 @@ _REASONS: dict[str, Callable[[RunConfig, Machine], str]] = {
     "single": _single,
     "ddp": _ddp,
     "fsdp": _fsdp,
+    "deepspeed": _deepspeed,
+    "torchgpipe": _torchgpipe,
 }

@@ -10,6 +10,8 @@ BUILDERS = {
     "single": "pipebench.peers.single",
     "ddp": "pipebench.peers.ddp",
     "fsdp": "pipebench.peers.fsdp",
+    "deepspeed": "pipebench.peers.deepspeed_pipeline",
+    "torchgpipe": "pipebench.peers.torchgpipe_threads",
 }
 """The module of each engine; its `build(parts)` makes one. Imported when wanted: some take seconds."""
 

@@ -5,7 +5,7 @@ import pytest
 from pipebench.compose import compose_grid
 from pipebench.config import RunConfig, resolve
 from pipebench.machine import Machine
-from pipebench.peers.abilities import why_not
+from pipebench.peers.abilities import threads_each, why_not
 
 TWO_CORES = Machine(num_cores=2, num_gpus=0)
 
@@ -67,6 +67,20 @@ def test_torch_recomputes_where_the_backward_is_one_piece(schedule: str, recompu
             "engine=fsdp micro=5",
             "engine=fsdp wants equally many micro-batches on each of its ranks: micro=5, stages=2",
         ),
+        ("engine=deepspeed schedule=gpipe", "engine=deepspeed has 1f1b, not schedule=gpipe"),
+        (
+            "engine=deepspeed schedule=1f1b recompute=except_last",
+            "engine=deepspeed recomputes never or always, not recompute=except_last",
+        ),
+        (
+            "engine=deepspeed schedule=1f1b micro=5",
+            "engine=deepspeed wants equal micro-batches: micro=5 does not divide batch=32",
+        ),
+        ("engine=torchgpipe schedule=1f1b", "engine=torchgpipe has gpipe, not schedule=1f1b"),
+        (
+            "engine=torchgpipe batch=10 micro=4",
+            "engine=torchgpipe cuts batch=10 into [3, 3, 3, 1], not [3, 3, 2, 2]",
+        ),
     ],
 )
 def test_what_another_engine_cannot_do_has_its_reason(overrides: str, reason: str) -> None:
@@ -87,3 +101,22 @@ def test_ranks_with_all_layers_want_a_gpu_each(engine: str) -> None:
     assert grid is not None
     reason = f"engine={engine} wants a GPU for each rank: stages=2, and there are 1"
     assert why_not(resolve(grid.points[0], one_gpu), one_gpu) == reason
+
+
+@pytest.mark.parametrize(
+    ("overrides", "package"), [("engine=deepspeed schedule=1f1b", "deepspeed"), ("engine=torchgpipe", "torchgpipe")]
+)
+def test_a_peer_that_is_not_installed_is_skipped_with_the_command_that_installs_it(
+    overrides: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(found: bool) -> str:
+        monkeypatch.setattr("pipebench.peers.abilities.find_spec", lambda name: object() if found else None)
+        return why_not(point("stages=2", *overrides.split()), TWO_CORES)
+
+    assert installed(False) == f"{package} is not installed: pip install 'pipebench[peers]'"
+    assert installed(True) == ""
+
+
+@pytest.mark.parametrize(("engine", "threads"), [("pipebench", 3), ("torchgpipe", 6)])
+def test_one_process_that_runs_all_stages_has_the_threads_of_all(engine: str, threads: int) -> None:
+    assert threads_each(point(f"engine={engine}", "stages=2", "threads=3")) == threads
