@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipebench.grid import K, M, varying
 from pipebench.report.cells import LEGEND, MARKS, NOTHING, bubble, digits, marks, mebibytes, with_interval
+from pipebench.report.engines import engine_sets
 from pipebench.report.glance import at_a_glance
 from pipebench.report.noise import floor_of
 from pipebench.report.noise import in_words as noise_in_words
@@ -36,13 +37,14 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def print_glance(sweep: Sweep) -> None:
-    """Print the answers at a glance and the noise floor, each a paragraph as wide as the terminal."""
+    """Print the answers at a glance, the best of each engine and the noise floor, as wide as the terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)
     width = max(60, min(console.width, 120))
     answers = at_a_glance(sweep.rows, floor_of(sweep))
     told = [f"{answer.question}: {answer.answer}. {answer.because}" for answer in answers]
+    told += [each.words for each in engine_sets(sweep)]
     if sweep.again is not None:
         told.append(f"Noise floor: {noise_in_words(sweep, sweep.rows)}")
     for text in told:
