@@ -16,6 +16,7 @@ from pipebench.report.engines import EngineSet, engine_sets
 from pipebench.report.figures.lines import throughput_picture
 from pipebench.report.glance import at_a_glance
 from pipebench.report.sweep import Sweep, read_sweep
+from pipebench.report.terminal import print_engines
 from pipebench.report.write import write_report
 from pipebench.rows import Row
 
@@ -125,6 +126,18 @@ def test_skipped_and_wrong_points_stand_last_with_their_reasons(tmp_path: Path) 
         text = (tmp_path / name).read_text()
         assert "torchgpipe has no 1f1b" in text, name
         assert "gradient error 0.5" in text, name
+
+
+def test_the_terminal_shows_every_number_of_the_tables_however_narrow_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    skipped = without_result("skipped", "torchgpipe has no 1f1b", engine="torchgpipe", schedule="1f1b")
+    print_engines(swept(tmp_path, took(9.0), took(9.9, engine="torch"), skipped))
+    printed = capsys.readouterr().out
+    assert printed.startswith("Engines, K=2, M=2\n")
+    assert "1.100 [1.100, 1.100]" in printed
+    assert "skipped: torchgpipe has no 1f1b" in printed
 
 
 def test_an_engine_without_a_pipeline_is_judged_against_gpipe_and_has_dashes_for_what_it_cannot_tell(

@@ -73,7 +73,7 @@ def test_targets_that_changed_sides_are_named_by_the_limits_of_today(tmp_path: P
         Finding("unheard of", 1.1, 0.6, None),
     )
     assert (
-        "- targets: of 3 measured both times, met then and missed now: slower. missed then and met now: faster." in told
+        "- targets: of 3 measured both times, met then and missed now: late; missed then and met now: faster." in told
     )
     assert "- targets: of 1 measured both times, none changed sides." in words(tmp_path, Finding("still", 1, 0.6, None))
 
