@@ -5,7 +5,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 ARGS   ?= -m stages=2,4,8 micro=4,16,32
 
-.PHONY: bench test faults kills soak perf readme-results clean
+.PHONY: bench test faults kills soak perf peers readme-results clean
 
 bench: $(VENV)/.bench
 	$(PY) -m pipebench $(ARGS)
@@ -32,6 +32,11 @@ readme-results: $(VENV)/.bench
 
 perf: $(VENV)/.bench
 	$(PY) -m pipebench.perf
+
+# Other engines beside the built-in one: half an hour on two cores. Each ends with its tables; results/ keeps such runs.
+peers: $(VENV)/.peers
+	$(PY) -m pipebench -m experiment=peers
+	$(PY) -m pipebench -m experiment=peers_mlp
 
 $(PY):
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); \

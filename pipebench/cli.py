@@ -199,7 +199,7 @@ def _track(trackers: Trackers, result: RunResult, reference: RunResult | None, s
 def _conclude(folder: Path, trackers: Trackers) -> None:
     """Write the report, say where it is, and hand it on; imported late, since pandas and seaborn take a second."""
     from pipebench.report.sweep import read_sweep
-    from pipebench.report.terminal import print_glance, print_table
+    from pipebench.report.terminal import print_engines, print_glance, print_table
     from pipebench.report.write import write_report
 
     sweep = read_sweep(folder)
@@ -207,6 +207,7 @@ def _conclude(folder: Path, trackers: Trackers) -> None:
     print()
     print_table(sweep.rows)
     print()
+    print_engines(sweep)
     print_glance(sweep)
     print()
     print("report     ", folder / "report.html", "for a browser; report.md, results.csv and pictures beside it")

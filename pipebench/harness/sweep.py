@@ -348,16 +348,12 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
         reason = why_too_large(config, memory, machine.capacity())
         if reason and not config.force:
             return dataclasses.replace(result, status="skipped", message=reason)
-        with _scratch() as folder:
-            jobs = _jobs(config, prepared, layers, str(folder / "store"))
-            trained = with_optimizer(prepared.schedule)
-            delivered = run_group(
-                MEASURE_RANK, jobs, config.device, observer.progress, limits_of(config), folder, trained
-            )
+        delivered = run_ranks(MEASURE_RANK, config, prepared, layers, observer.progress)
     except GroupError as error:
         return dataclasses.replace(result, status=error.status, message=str(error), failure=error.failure)
     except (PointError, ScheduleError) as error:
         return dataclasses.replace(result, status="error", message=str(error))
+    asked_for = with_optimizer(prepared.schedule)
     repeats = [*result.repeats, Repeat([record for record, _ in delivered], time.perf_counter() - began, profiling_s)]
     status, message = _judge(config, repeats)
     return dataclasses.replace(
@@ -365,10 +361,20 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
         status=status,
         message=message or prepared.message,
         layers_per_stage=prepared.layers_per_stage,
-        rows=[[str(action) for action in row] for row in _rows_run(config, trained, [row for _, row in delivered])],
+        rows=[[str(action) for action in row] for row in _rows_run(config, asked_for, [row for _, row in delivered])],
         profile=layers,
         repeats=repeats,
     )
+
+
+def run_ranks(
+    work: str, config: RunConfig, prepared: Prepared, layers: LayerProfile, on_progress: OnProgress
+) -> list[Any]:
+    """Run `work(job, report)` once for each rank of a point, in a fresh group, and return what the ranks deliver."""
+    with _scratch() as folder:
+        jobs = _jobs(config, prepared, layers, str(folder / "store"))
+        trained = with_optimizer(prepared.schedule)
+        return run_group(work, jobs, config.device, on_progress, limits_of(config), folder, trained)
 
 
 def _rows_run(config: RunConfig, asked_for: Schedule, told: Sequence[Row]) -> Sequence[Row]:

@@ -16,6 +16,9 @@ ONE_PROCESS = ("torchgpipe",)
 WHOLE_MODEL = (*ONE_PROCESS, "ddp", "fsdp")
 """Engines that follow no rows of a schedule: each of their processes is given all layers."""
 
+NO_PIPELINE = ("ddp", "fsdp", "single")
+"""Engines without stages that wait for each other: what one would pick instead of a pipeline."""
+
 
 def num_processes(config: RunConfig) -> int:
     """Return how many processes a point's engine runs in."""

@@ -23,6 +23,7 @@ from pipebench.trace import Trace
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["model.layers=2", "model.width=32", "model.feed_forward=64", "model.sequence=16", "batch=6"]
 QUICK = ["steps=3", "warmup=2"]
+OF_THIS_VENV = ["engine=pipebench,torch", "recompute=never"]
 
 
 def run(*arguments: str, folder: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
@@ -173,6 +174,8 @@ def test_every_experiment_runs_with_two_steps(name: str, tmp_path: Path) -> None
         "schedules": ["model.layers=3", *SMALL[1:], "micro=4", "schedule=gpipe,interleaved,zb_v"],
         "bubble_vs_bound": ["model.forward_s=0.0001", "model.backward_s=0.0002", "batch=4"],
         "mlp": ["batch=32", "model.layers=4"],
+        "peers": [*OF_THIS_VENV, *SMALL, "micro=3", "partition=uniform"],
+        "peers_mlp": [*OF_THIS_VENV, "batch=32", "model.layers=4", "micro=4"],
     }
     overrides = smaller.get(name, SMALL)
     done = run(
@@ -184,7 +187,8 @@ def test_every_experiment_runs_with_two_steps(name: str, tmp_path: Path) -> None
     [results] = (tmp_path / "results").iterdir()
     assert not list(results.rglob("again.json"))
     assert results.name.endswith(f"-{name}")
-    assert {row["status"] for row in rows_of(results)} == {"ok"}
+    skipped = {"skipped"} if name.startswith("peers") else set()  # not every engine has every schedule
+    assert {row["status"] for row in rows_of(results)} - skipped == {"ok"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

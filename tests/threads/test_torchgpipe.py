@@ -100,7 +100,7 @@ def test_what_its_threads_allocate_counts_as_memory() -> None:
         batch = mini_batch(MODELS["mlp"], num_samples=num_samples)
         pipe.accumulate(0, batch)
         own = [parameter for layer in pipe.layers.values() for parameter in layer.parameters()]
-        return measure_memory(lambda: pipe.accumulate(1, batch), own, [], CPU).activations_bytes
+        return measure_memory(lambda: pipe.accumulate(1, batch), own, [], 0, CPU).activations_bytes
 
     kept = 3 * num_residuals * num_samples * width * bytes_each  # what a norm, a gelu and a linear layer are given
     assert activations("never") > kept > activations("always")
