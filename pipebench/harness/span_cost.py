@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from pipebench.engine.stopwatch import TellSpans, no_spans
 from pipebench.harness.jobs import RankJob
 from pipebench.harness.launch import Report
 from pipebench.harness.worker import Phases, Steps, garbage_frozen, set_up
 from pipebench.peers.registry import build_engine
 from pipebench.schedule.action import Action
-from pipebench.trace import Span
 
 
 class IdleStopwatch:
@@ -24,8 +24,8 @@ class IdleStopwatch:
 
     def stop(self) -> None: ...
 
-    def spans(self, rank: int, actions: Sequence[Action]) -> tuple[Span, ...]:
-        return ()
+    def step_done(self, rank: int, actions: Sequence[Action]) -> TellSpans:
+        return no_spans
 
 
 def span_cost(job: RankJob, report: Report) -> tuple[list[float], list[float]]:

@@ -323,10 +323,11 @@ class Steps:
             if not math.isfinite(outcome.loss):
                 raise LossError(f"rank {dist.get_rank()}: the loss of step {self.step + 1} is {outcome.loss}")
         self.step += 1
+        spans = outcome.spans()
         if not self.row:
-            self.row = Row(span.action for span in outcome.spans)
-        spans = [(span.start_s - began, span.end_s - began, span.delay_s) for span in outcome.spans]
-        return _largest(own), own, spans
+            self.row = Row(span.action for span in spans)
+        since_began = [(span.start_s - began, span.end_s - began, span.delay_s) for span in spans]
+        return _largest(own), own, since_began
 
     def _agreed_start(self) -> float:
         """Return a moment soon after every rank is ready; the rank that begins the step waits for it.

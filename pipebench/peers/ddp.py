@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import gradients_of, layers_of
+from pipebench.engine.stopwatch import no_spans
 from pipebench.peers.protocol import Parts
 from pipebench.peers.whole_model import WholeModel, micro_batches_of_rank
 
@@ -45,12 +46,12 @@ class DataParallel:
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
         summed.wait()
-        return StepOutcome((), float(loss))
+        return StepOutcome(no_spans, float(loss))
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
         loss = self._accumulate(step, batch)
         dist.all_reduce(loss)
-        return StepOutcome((), float(loss))
+        return StepOutcome(no_spans, float(loss))
 
     def gradients(self) -> dict[int, list[Tensor]]:
         return gradients_of(self.layers)

@@ -19,9 +19,9 @@ from pipebench.engine.executor import StepOutcome
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.pipeline import gradients_of, layers_of, sent_between_stages
 from pipebench.engine.stage import Stage
+from pipebench.engine.stopwatch import TellSpans
 from pipebench.peers.protocol import Parts
 from pipebench.schedule.action import Action, Op, Row
-from pipebench.trace import Span
 
 
 class DeepSpeedPipeline:
@@ -58,7 +58,7 @@ class DeepSpeedPipeline:
         self._engine._INSTRUCTION_MAP = instructions
         sizes = micro_batch_sizes(len(batch.inputs), self._num_micro_batches)
         loss = self._engine.train_batch(zip(batch.inputs.split(sizes), batch.targets.split(sizes), strict=True))
-        return StepOutcome(self._watch.spans(), float(loss) if self._is_last else None)
+        return StepOutcome(self._watch.step_done(), float(loss) if self._is_last else None)
 
 
 Instructions = dict[type, Callable[..., None]]
@@ -103,10 +103,10 @@ class _Watch:
         self._stopwatch = parts.stopwatch
         self._whereabouts = parts.whereabouts
 
-    def spans(self) -> tuple[Span, ...]:
-        """Return the spans since the last call, and begin a step."""
+    def step_done(self) -> TellSpans:
+        """Return what tells the spans since the last call, and begin a step."""
         self._whereabouts.between()
-        spans = self._stopwatch.spans(self._rank, self._ran)
+        spans = self._stopwatch.step_done(self._rank, self._ran)
         self._ran = []
         self._num_run = dict.fromkeys(self._actions, 0)
         return spans

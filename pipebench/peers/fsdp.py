@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import layers_of
+from pipebench.engine.stopwatch import no_spans
 from pipebench.peers.protocol import Parts
 from pipebench.peers.whole_model import WholeModel, micro_batches_of_rank
 
@@ -50,12 +51,12 @@ class FullySharded:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         summed.wait()
-        return StepOutcome((), float(loss))
+        return StepOutcome(no_spans, float(loss))
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
         loss = self._accumulate(step, batch)
         dist.all_reduce(loss)
-        return StepOutcome((), float(loss))
+        return StepOutcome(no_spans, float(loss))
 
     def gradients(self) -> dict[int, list[Tensor]]:
         return {

@@ -62,7 +62,7 @@ class SingleProcess:
                 raise StageError(f"rank {parts.rank} failed at {action}: {told}") from error
             parts.stopwatch.stop()
         parts.whereabouts.between()
-        return StepOutcome(parts.stopwatch.spans(parts.rank, row), float(torch.stack(losses).sum()))
+        return StepOutcome(parts.stopwatch.step_done(parts.rank, row), float(torch.stack(losses).sum()))
 
 
 def update(optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -21,14 +21,13 @@ from pipebench.engine.backward import detachable
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import gradients_of, layers_of, sent_between_stages
 from pipebench.engine.stage import Stage, TensorSpec
-from pipebench.engine.stopwatch import Stopwatch
+from pipebench.engine.stopwatch import Stopwatch, TellSpans
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import StageError, first_line
 from pipebench.linear import adopt
 from pipebench.peers.abilities import TORCH_SCHEDULES
 from pipebench.peers.protocol import Parts
 from pipebench.schedule.action import Action, Op, Row, Schedule
-from pipebench.trace import Span
 
 
 class TorchPipeline:
@@ -63,11 +62,11 @@ class TorchPipeline:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             self._log.stop()
-        return StepOutcome(self._log.spans(), loss)
+        return StepOutcome(self._log.step_done(), loss)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
         loss = self._run(step, batch)
-        return StepOutcome(self._log.spans(), loss)
+        return StepOutcome(self._log.step_done(), loss)
 
     def gradients(self) -> dict[int, list[Tensor]]:
         return gradients_of(self.layers)
@@ -141,9 +140,9 @@ class _Log:
         else:
             self._whereabouts.between()
 
-    def spans(self) -> tuple[Span, ...]:
-        """Return the step's spans and begin anew."""
-        spans = self._stopwatch.spans(self._rank, self._actions)
+    def step_done(self) -> TellSpans:
+        """Return what tells the step's spans, and begin anew."""
+        spans = self._stopwatch.step_done(self._rank, self._actions)
         self._order = Row(self._actions).codes.tolist()
         self._actions = []
         self._whereabouts.between()

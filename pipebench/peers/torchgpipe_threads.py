@@ -20,6 +20,7 @@ from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import gradients_of, layers_of
 from pipebench.engine.stage import Stage
+from pipebench.engine.stopwatch import no_spans
 from pipebench.peers.abilities import threads_each
 from pipebench.peers.protocol import Parts
 
@@ -59,7 +60,7 @@ class TorchGPipe:
             output = self._pipe(batch.inputs)
         loss = self._loss_of(output, batch.targets)
         loss.backward()
-        return StepOutcome((), float(loss.detach()))
+        return StepOutcome(no_spans, float(loss.detach()))
 
     def gradients(self) -> dict[int, list[Tensor]]:
         return gradients_of(self.layers)

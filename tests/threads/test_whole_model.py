@@ -73,8 +73,8 @@ def test_one_process_has_the_gradients_and_the_loss_of_plain_pytorch(model: str,
 def test_one_process_tells_what_it_did_one_micro_batch_after_the_other() -> None:
     engine = single("mlp", 3, "always")
     told = {
-        "0F0 0B0 0F1 0B1 0F2 0B2": engine.accumulate(0, mini_batch(MODELS["mlp"])).spans,
-        "0F0 0B0 0F1 0B1 0F2 0B2 0O": engine.train(0, mini_batch(MODELS["mlp"])).spans,
+        "0F0 0B0 0F1 0B1 0F2 0B2": engine.accumulate(0, mini_batch(MODELS["mlp"])).spans(),
+        "0F0 0B0 0F1 0B1 0F2 0B2 0O": engine.train(0, mini_batch(MODELS["mlp"])).spans(),
     }
     for expected, spans in told.items():
         assert " ".join(str(span.action) for span in spans) == expected
