@@ -5,7 +5,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 ARGS   ?= -m stages=2,4,8 micro=4,16,32
 
-.PHONY: bench test faults kills soak perf readme-results clean
+.PHONY: bench test faults kills soak perf peers readme-results clean
 
 bench: $(VENV)/.bench
 	$(PY) -m pipebench $(ARGS)
@@ -33,6 +33,11 @@ readme-results: $(VENV)/.bench
 perf: $(VENV)/.bench
 	$(PY) -m pipebench.perf
 
+# Other engines beside the built-in one: half an hour on two cores. Each ends with its tables; results/ keeps such runs.
+peers: $(VENV)/.peers
+	$(PY) -m pipebench -m experiment=peers
+	$(PY) -m pipebench -m experiment=peers_mlp
+
 $(PY):
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); \
 	  sys.exit(0 if ok else f"Python {sys.version.split()[0]}: expected 3.11 to 3.13; name one with make PYTHON=python3.12")'
@@ -40,6 +45,13 @@ $(PY):
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(PY)
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+# Both peers take the torch that is pinned. DeepSpeed comes as source; pip builds it in an environment of its own,
+# where its setup does without torch. With --no-build-isolation a fresh Python 3.11 lacks bdist_wheel and it fails.
+# DS_BUILD_OPS=0: none of its compiled operations is needed, and a machine without a compiler will do.
+$(VENV)/.peers: pyproject.toml constraints.txt | $(PY)
+	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --constraint constraints.txt --editable '.[peers]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(PY)

@@ -217,7 +217,7 @@ def _conclude(folder: Path, trackers: Trackers) -> bool:
     Imported late, since pandas and seaborn take a second.
     """
     from pipebench.report.sweep import UNREADABLE, read_sweep
-    from pipebench.report.terminal import print_glance, print_table
+    from pipebench.report.terminal import print_engines, print_glance, print_table
     from pipebench.report.write import write_report
 
     sweep = read_sweep(folder)
@@ -225,6 +225,7 @@ def _conclude(folder: Path, trackers: Trackers) -> bool:
     print()
     print_table(sweep.rows)
     print()
+    print_engines(sweep)
     print_glance(sweep)
     print()
     print("report     ", folder / "report.html", "for a browser; report.md, results.csv and pictures beside it")

@@ -90,7 +90,7 @@ def exit_code(comparison: Comparison) -> int:
 def page(a: Sweep, b: Sweep, comparison: Comparison, folders: Sequence[str]) -> str:
     """Return the whole Markdown; `folders` are what to call the two."""
     parts = [
-        f"**{_headline(comparison.pairs)}**",
+        f"**{headline(comparison.pairs)}**",
         *(
             f"**Across {each.name}**: A has {escape(each.a)}, B has {escape(each.b)}."
             for each in comparison.differences
@@ -105,7 +105,7 @@ def page(a: Sweep, b: Sweep, comparison: Comparison, folders: Sequence[str]) -> 
     return "\n\n".join(parts) + "\n"
 
 
-def _headline(pairs: Sequence[Pair]) -> str:
+def headline(pairs: Sequence[Pair]) -> str:
     """Return such as `2 of 9 points slower, 1 undecided, 6 same.`"""
     counts = {verdict: sum(pair.verdict is verdict for pair in pairs) for verdict in Verdict}
     first, *others = [(verdict.value, count) for verdict, count in counts.items() if count]

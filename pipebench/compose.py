@@ -6,6 +6,7 @@ through its compose API; only what Hydra answers by itself (--help, --cfg, --inf
 
 import argparse
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,14 +84,51 @@ def _expand(overrides: list[str], multirun: bool) -> Grid:
     single = [text for text, o in zip(overrides, parsed, strict=True) if not o.is_sweep_override()]
     settings = hydra.compose(CONFIG_NAME, overrides=single, return_hydra_config=True).hydra
     experiment = settings.runtime.choices.experiment or ""
-    params = settings.sweeper.params or {}
+    params = dict(settings.sweeper.params or {})
     if params and not multirun:
         raise ConfigError(f"experiment={experiment}: sweeps {', '.join(params)}: expected -m on the command line")
-    axes = [_parsed(f"{key}={value}") for key, value in params.items()] + parsed
-    [jobs] = BasicSweeper.split_arguments(axes, max_batch_size=None)
+    grids = _grids(experiment, params.pop(ONE_OF, None))
+    common = [_parsed(f"{key}={value}") for key, value in params.items()]
+    jobs = _jobs(common, grids, parsed)
     points = tuple(cast(RunConfig, OmegaConf.to_object(hydra.compose(CONFIG_NAME, overrides=job))) for job in jobs)
-    swept = tuple(dict.fromkeys(o.get_key_element() for o in axes if o.is_sweep_override()))
-    return Grid(points, swept, experiment)
+    swept = [axis for axis in (*common, *itertools.chain(*grids), *parsed) if axis.is_sweep_override()]
+    told_apart = itertools.chain(*grids) if len(grids) > 1 else ()
+    return Grid(points, tuple(dict.fromkeys(axis.get_key_element() for axis in (*swept, *told_apart))), experiment)
+
+
+ONE_OF = "one_of"
+"""Stands among an experiment's sweep parameters for a list of grids; each point is of one of them."""
+
+
+def _grids(experiment: str, listed: Any) -> list[list[Override]]:
+    """Return the axes of each grid of which a point takes one; a single grid without axes where none is listed."""
+    if listed is None:
+        return [[]]
+    if not OmegaConf.is_list(listed) or not listed or not all(map(OmegaConf.is_dict, listed)):
+        raise ConfigError(f"experiment={experiment}: {ONE_OF}={listed}: expected a list of grids, each KEY: VALUES")
+    return [[_parsed(f"{key}={value}") for key, value in grid.items()] for grid in listed]
+
+
+def _jobs(common: list[Override], grids: list[list[Override]], written: list[Override]) -> list[list[str]]:
+    """Return what to compose for each point; what was written on the command line wins over an experiment's values.
+
+    All grids follow one another for each combination of the other axes, so that what is to be compared is measured at
+    about the same time.
+    """
+    keys_written = {axis.get_key_element() for axis in written}
+    jobs: dict[tuple[str, ...], None] = {}  # a grid may set a common axis, and then meets itself again
+    for combination in _combinations([*common, *written]):
+        others = [_parsed(text) for text in combination]
+        for grid in grids:
+            free = [axis for axis in grid if axis.get_key_element() not in keys_written]
+            jobs |= dict.fromkeys(map(tuple, _combinations([*others, *free])))
+    return [list(job) for job in jobs]
+
+
+def _combinations(axes: list[Override]) -> list[list[str]]:
+    """Return every combination of the axes' values; of two axes with one key the second counts."""
+    [combinations] = BasicSweeper.split_arguments(axes, max_batch_size=None)
+    return combinations
 
 
 def _parsed(text: str) -> Override:

@@ -116,20 +116,25 @@ def paired_ratio(groups: Groups, baseline: Groups) -> Ratio:
     """Return the ratio of two points' step times and its 95 % percentile-bootstrap interval.
 
     Group i of both ran one after the other, so the ratio of their medians is free of the machine's slow drift;
-    the result is the median of those ratios. Rounds are drawn first, then samples inside them.
+    the result is the median of those ratios. Rounds are drawn first, then samples inside them. Raise ArithmeticError
+    for a baseline that took no time.
     """
     random = np.random.default_rng(0)
-    pairs = [(np.asarray(a, dtype=float), np.asarray(b, dtype=float)) for a, b in zip(groups, baseline, strict=True)]
+    assert len(groups) == len(baseline), "one group of each a round"
+    (a, sizes_a), (b, sizes_b) = _padded(groups), _padded(baseline)
+    block = max(1, _MOST_DRAWN_AT_ONCE // max(a.size, b.size))
+    with np.errstate(divide="raise", invalid="raise"):
+        ratio = np.median([np.median(x) / np.median(y) for x, y in zip(groups, baseline, strict=True)])
+        draws = []
+        for done in range(0, _PAIRED_DRAWS, block):
+            rounds = random.integers(0, len(groups), (min(block, _PAIRED_DRAWS - done), len(groups)))
+            redrawn_a, redrawn_b = (_redrawn(s, n, rounds, random) for s, n in ((a, sizes_a), (b, sizes_b)))
+            ratios = _medians(redrawn_a, sizes_a[rounds]) / _medians(redrawn_b, sizes_b[rounds])
+            draws.append(np.median(ratios, axis=1))
+    return Ratio(float(ratio), *_interval(np.concatenate(draws)))
 
-    def ratio(a: np.ndarray, b: np.ndarray) -> float:
-        return float(np.median(a) / np.median(b))
 
-    def redrawn(index: int) -> float:
-        a, b = pairs[index]
-        return ratio(random.choice(a, len(a)), random.choice(b, len(b)))
-
-    draws = [np.median([redrawn(index) for index in random.integers(0, len(pairs), len(pairs))]) for _ in range(1000)]
-    return Ratio(float(np.median([ratio(a, b) for a, b in pairs])), *_interval(np.asarray(draws)))
+_PAIRED_DRAWS = 1000
 
 
 def ratio_of_medians(groups: Groups, baseline: Groups) -> Ratio:
@@ -157,33 +162,46 @@ def noise_floor(again: Ratio) -> float:
 
 def _bootstrap_medians(groups: Groups, random: np.random.Generator, draws: int = 2000) -> np.ndarray:
     """Draw groups first, then samples inside them, so that variation between groups widens the interval."""
-    filled = [np.asarray(group, dtype=float) for group in groups if len(group)]
-    sizes = np.array([len(group) for group in filled])
-    samples = np.full((len(filled), sizes.max()), np.inf)
-    for index, group in enumerate(filled):
-        samples[index, : len(group)] = group
+    samples, sizes = _padded([group for group in groups if len(group)])
     block = max(1, _MOST_DRAWN_AT_ONCE // samples.size)
-    blocks = [min(block, draws - done) for done in range(0, draws, block)]
-    return np.concatenate([_redrawn_medians(samples, sizes, random, draws) for draws in blocks])
+    medians = []
+    for done in range(0, draws, block):
+        chosen = random.integers(0, len(sizes), (min(block, draws - done), len(sizes)))
+        drawn = _redrawn(samples, sizes, chosen, random)
+        medians.append(_medians(drawn.reshape(len(drawn), -1), sizes[chosen].sum(axis=1)))
+    return np.concatenate(medians)
 
 
 _MOST_DRAWN_AT_ONCE = 1_000_000
 """Samples; a point of very many steps is drawn in several goes instead of filling the memory."""
 
 
-def _redrawn_medians(samples: np.ndarray, sizes: np.ndarray, random: np.random.Generator, draws: int) -> np.ndarray:
-    """Return the median of each draw; row g of `samples` holds `sizes[g]` of them, then infinities.
+def _padded(groups: Groups) -> tuple[np.ndarray, np.ndarray]:
+    """Return the samples, a row for each group with infinities at its end, and how many samples each has."""
+    sizes = np.array([len(group) for group in groups])
+    samples = np.full((len(groups), sizes.max()), np.inf)
+    for index, group in enumerate(groups):
+        samples[index, : len(group)] = group
+    return samples, sizes
 
-    The infinities come last in a sorted draw, so its median stands where its number of samples says.
+
+def _redrawn(samples: np.ndarray, sizes: np.ndarray, chosen: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Return as many samples of each chosen group as it has, drawn from it, with infinities at the end."""
+    most = samples.shape[1]
+    num_drawn = sizes[chosen][..., np.newaxis]
+    drawn: np.ndarray = samples[chosen[..., np.newaxis], random.integers(0, num_drawn, (*chosen.shape, most))]
+    drawn[np.arange(most) >= num_drawn] = np.inf
+    return drawn
+
+
+def _medians(drawn: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the medians along the last axis, where `counts` are samples and the infinities are none.
+
+    They come last in sorted samples, so the median stands where the count says.
     """
-    num_groups, most = samples.shape
-    chosen = random.integers(0, num_groups, (draws, num_groups, 1))
-    drawn = samples[chosen, random.integers(0, sizes[chosen], (draws, num_groups, most))]
-    drawn[np.arange(most) >= sizes[chosen]] = np.inf
-    counts = sizes[chosen].sum(axis=(1, 2))
-    drawn = np.sort(drawn.reshape(draws, -1))
-    each = np.arange(draws)
-    return np.asarray((drawn[each, (counts - 1) // 2] + drawn[each, counts // 2]) / 2)
+    drawn = np.sort(drawn)
+    low, high = (np.take_along_axis(drawn, at[..., np.newaxis], -1)[..., 0] for at in ((counts - 1) // 2, counts // 2))
+    return np.asarray((low + high) / 2)
 
 
 def _interval(draws: np.ndarray) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from pipebench.metrics import action_costs, bubble_fraction, imbalance, median_i
 from pipebench.record import Repeat, RunResult, losses, step_groups, step_times, traces, transfer_times
 from pipebench.schedule.action import Op, Schedule, stages_of
 from pipebench.schedule.bounds import PassCosts, bubble_bound
+from pipebench.schedule.builders import Recompute, with_recompute
 from pipebench.schedule.memory import peak_activation_bytes
 from pipebench.schedule.simulate import Costs, simulate
 from pipebench.trace import Trace
@@ -160,11 +161,16 @@ def median_step(result: RunResult) -> Trace | None:
 
 
 def predicted_activation_bytes(result: RunResult) -> list[int] | None:
-    """Return the memory model's peak of activations for each rank (no receive buffers, no temporaries)."""
+    """Return the memory model's peak of activations for each rank (no receive buffers, no temporaries).
+
+    An engine that recomputes inside its backwards has no `R` in its rows, but keeps as little as one that has.
+    """
     if result.profile is None or not result.rows:
         return None
-    stages = stage_activations(result.profile, result.layers_per_stage)
-    return [round(peak) for peak in peak_activation_bytes(result.schedule, stages)]
+    stages, schedule = stage_activations(result.profile, result.layers_per_stage), result.schedule
+    if Op.RECOMPUTE not in schedule.place:
+        schedule = with_recompute(schedule, Recompute(result.config.recompute))
+    return [round(peak) for peak in peak_activation_bytes(schedule, stages)]
 
 
 def _timing(result: RunResult, reference: RunResult | None) -> Row:

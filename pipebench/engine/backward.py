@@ -84,9 +84,7 @@ class AutogradSplit:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
 
     def root_of(self, output: Tensor) -> Root:
-        if not output.requires_grad:
-            return None
-        return output.clone() if output._is_view() else output  # torch detaches it in place, which a view refuses
+        return detachable(output) if output.requires_grad else None
 
     def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> Any:
         from torch.distributed.pipelining._backward import stage_backward_input
@@ -104,6 +102,11 @@ class AutogradSplit:
         from torch.distributed.pipelining._backward import stage_backward_weight
 
         stage_backward_weight(iter(self._parameters), groups)
+
+
+def detachable(output: Tensor) -> Tensor:
+    """Return a stage's output as torch's split can take it: it detaches it in place, which a view refuses."""
+    return output.clone() if output._is_view() else output
 
 
 def _edge_of(output: Tensor) -> GradientEdge | None:

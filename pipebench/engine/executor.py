@@ -16,13 +16,12 @@ from torch import Tensor
 from pipebench.engine.backward import Root, run_whole
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.stage import Stage, TensorSpec
-from pipebench.engine.stopwatch import Stopwatch
+from pipebench.engine.stopwatch import Stopwatch, TellSpans
 from pipebench.engine.transport import Transport
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import StageError
 from pipebench.schedule.action import Action, Op, Schedule, Transfer
 from pipebench.schedule.memory import peak_in_flight
-from pipebench.trace import Span
 
 RECEIVES_AHEAD = 4
 """Most receives posted per source beyond the one needed next where memory is tight: enough that a sender never
@@ -59,9 +58,9 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One step on one rank: spans on the host's clock, and the mini-batch's loss on the last stage's rank."""
+    """One step on one rank: what tells its spans, and the mini-batch's loss on the last stage's rank."""
 
-    spans: tuple[Span, ...]
+    spans: TellSpans
     loss: float | None
 
 
@@ -94,6 +93,7 @@ class Executor:
         self._stopwatch = stopwatch
         self._whereabouts = whereabouts
         self._plan = _plan(schedule, rank)
+        self._actions = [planned.action for planned in self._plan]
         self._incoming = _incoming(schedule, rank)
         self._place = {tag: (source, i) for source, tags in self._incoming.items() for i, tag in enumerate(tags)}
         self._transfers = list(schedule.transfers())
@@ -137,7 +137,7 @@ class Executor:
                 raise StageError(f"rank {self._rank} failed at {planned.action}: {told}") from error
         self._transport.finish()
         self._whereabouts.between()
-        spans = self._stopwatch.spans(self._rank, [planned.action for planned in self._plan])
+        spans = self._stopwatch.step_done(self._rank, self._actions)
         return StepOutcome(spans, float(torch.stack(self._losses).sum()) if self._losses else None)
 
     def _execute(self, planned: _Planned) -> None:

@@ -98,12 +98,8 @@ class SharedMemoryTransport:
 
     @property
     def peak_bytes(self) -> int:
-        """Return the most bytes that lay in slots for other ranks at once since `reset_peak`."""
+        """Return the most bytes that ever lay in slots for other ranks at once."""
         return sum(outbox.peak_bytes() for outbox in self._outboxes.values())
-
-    def reset_peak(self) -> None:
-        for outbox in self._outboxes.values():
-            outbox.reset_peak()
 
 
 class _Slots:
@@ -163,9 +159,6 @@ class _Outbox:
 
     def peak_bytes(self) -> int:
         return self._most_taken * self._room.slot_bytes
-
-    def reset_peak(self) -> None:
-        self._most_taken = 0
 
     def _take_back(self) -> None:
         with contextlib.suppress(BlockingIOError):

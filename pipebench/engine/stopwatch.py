@@ -1,7 +1,8 @@
 """When each action of a step began and ended, at a cost that a timed step does not notice."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Protocol
 
@@ -10,16 +11,24 @@ import torch
 from pipebench.schedule.action import Action
 from pipebench.trace import Span
 
+TellSpans = Callable[[], tuple[Span, ...]]
+"""Puts a step's spans together when somebody asks, since that costs more than taking the times did."""
+
+
+def no_spans() -> tuple[Span, ...]:
+    """Tell the spans of an engine that records none."""
+    return ()
+
 
 class Stopwatch(Protocol):
-    """`start` and `stop` around each action; `spans` once at the step's end, on the host's clock."""
+    """`start` and `stop` around each action; `step_done` once at the step's end. Spans are on the host's clock."""
 
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
 
-    def spans(self, rank: int, actions: Sequence[Action]) -> tuple[Span, ...]:
-        """Return the spans since the last call, one for each action, and forget them."""
+    def step_done(self, rank: int, actions: Sequence[Action]) -> TellSpans:
+        """Return what tells the spans since the last call, one for each action, and begin anew."""
 
 
 class HostStopwatch:
@@ -42,13 +51,9 @@ class HostStopwatch:
     def stop(self) -> None:
         self._marks.append((perf_counter(), self._delay_ns()))
 
-    def spans(self, rank: int, actions: Sequence[Action]) -> tuple[Span, ...]:
-        starts, stops = self._marks[::2], self._marks[1::2]
-        self._marks = []
-        return tuple(
-            Span(rank, action, start, stop, (stop_delay - start_delay) / 1e9)
-            for action, (start, start_delay), (stop, stop_delay) in zip(actions, starts, stops, strict=True)
-        )
+    def step_done(self, rank: int, actions: Sequence[Action]) -> TellSpans:
+        marks, self._marks = self._marks, []
+        return partial(_host_spans, rank, actions, marks)
 
     def close(self) -> None:
         if self._schedstat >= 0:
@@ -72,15 +77,11 @@ class CudaStopwatch:
     def stop(self) -> None:
         self._mark()
 
-    def spans(self, rank: int, actions: Sequence[Action]) -> tuple[Span, ...]:
-        torch.cuda.synchronize()
-        times = [self._origin_s + self._origin_event.elapsed_time(event) / 1e3 for event in self._events]
+    def step_done(self, rank: int, actions: Sequence[Action]) -> TellSpans:
+        tell = partial(_cuda_spans, rank, actions, self._events, self._origin_event, self._origin_s)
         self._events = []
         self._origin()
-        return tuple(
-            Span(rank, action, start, stop)
-            for action, start, stop in zip(actions, times[::2], times[1::2], strict=True)
-        )
+        return tell
 
     def _mark(self) -> None:
         event = torch.cuda.Event(enable_timing=True)
@@ -93,3 +94,20 @@ class CudaStopwatch:
         self._origin_event.record()
         self._origin_event.synchronize()
         self._origin_s = perf_counter()
+
+
+def _host_spans(rank: int, actions: Sequence[Action], marks: Sequence[tuple[float, int]]) -> tuple[Span, ...]:
+    return tuple(
+        Span(rank, action, start, stop, (stop_delay - start_delay) / 1e9)
+        for action, (start, start_delay), (stop, stop_delay) in zip(actions, marks[::2], marks[1::2], strict=True)
+    )
+
+
+def _cuda_spans(
+    rank: int, actions: Sequence[Action], events: Sequence[torch.cuda.Event], origin: torch.cuda.Event, origin_s: float
+) -> tuple[Span, ...]:
+    torch.cuda.synchronize()
+    times = [origin_s + origin.elapsed_time(event) / 1e3 for event in events]
+    return tuple(
+        Span(rank, action, start, stop) for action, start, stop in zip(actions, times[::2], times[1::2], strict=True)
+    )

@@ -18,16 +18,14 @@ from pipebench.schedule.action import Transfer
 class Transport(Protocol):
     """What the executor needs of the world. `tag` is the transfer's number in the schedule, equal on both ranks.
 
-    `device` is where received tensors lie. `peak_bytes` are the most bytes on their way to other ranks that lay outside
-    of tensors at once since `reset_peak`.
+    `device` is where received tensors lie. `peak_bytes` are the most bytes on their way to other ranks that ever lay
+    outside of tensors at once.
     """
 
     device: torch.device
 
     @property
     def peak_bytes(self) -> int: ...
-
-    def reset_peak(self) -> None: ...
 
     def send(self, transfer: Transfer, tag: int, tensor: Tensor) -> None:
         """Start sending and return; `tensor` must not be changed until `settle(tag)` or `finish`."""
@@ -100,9 +98,6 @@ class ProcessTransport:
     @property
     def peak_bytes(self) -> int:
         return 0  # all that is sent or received lies in tensors
-
-    def reset_peak(self) -> None:
-        pass
 
 
 def process_groups(

@@ -11,14 +11,16 @@ from pipebench.config import RunConfig
 from pipebench.costs import Profile, rank_memory, stage_costs, transfer_times
 from pipebench.harness.prepare import Prepared
 from pipebench.machine import Capacity
-from pipebench.record import StageMemory
+from pipebench.peers.abilities import follows_rows, num_processes
+from pipebench.record import LayerProfile, StageMemory
 from pipebench.schedule.builders import with_optimizer
+from pipebench.schedule.catalogue import build
 from pipebench.schedule.simulate import simulate
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`memory` is by rank."""
+    """`memory` is by process."""
 
     layers_per_stage: list[int]
     memory: list[StageMemory]
@@ -28,9 +30,31 @@ class Forecast:
 def forecast(config: RunConfig, profile: Profile, prepared: Prepared) -> Forecast:
     """Foretell a prepared point; `profile` is for its own micro-batch size and has seconds."""
     counts, schedule = prepared.layers_per_stage, with_optimizer(prepared.schedule)
-    memory = rank_memory(config.optimizer, profile.layers, counts, schedule)
+    memory = memory_by_process(config, profile.layers, prepared)
     trace = simulate(schedule, stage_costs(profile, counts), transfer_times(profile, counts))
     return Forecast(counts, memory, trace.makespan_s)
+
+
+def memory_by_process(config: RunConfig, layers: LayerProfile, prepared: Prepared) -> list[StageMemory]:
+    """Return what each process of the point's engine needs at least."""
+    if follows_rows(config) and config.engine != "single":
+        return rank_memory(config.optimizer, layers, prepared.layers_per_stage, prepared.schedule)
+    return [_of_whole_model(config, layers, prepared.layers_per_stage)] * num_processes(config)
+
+
+def _of_whole_model(config: RunConfig, layers: LayerProfile, layers_per_stage: Sequence[int]) -> StageMemory:
+    """Return what all layers need for one micro-batch at a time; where all are recomputed, a stage at a time."""
+    cut = layers_per_stage if config.recompute == "always" else [sum(layers_per_stage)]
+    stages = rank_memory(config.optimizer, layers, cut, build("naive", len(cut), config.micro))
+    shards = config.stages if config.engine == "fsdp" else 1
+    return StageMemory(
+        parameters_bytes=sum(stage.parameters_bytes for stage in stages) // shards,
+        gradients_bytes=sum(stage.gradients_bytes for stage in stages) // shards,
+        optimizer_bytes=sum(stage.optimizer_bytes for stage in stages) // shards,
+        activations_bytes=max(stage.activations_bytes for stage in stages),
+        allocator_peak_bytes=0,
+        allocator_reserved_bytes=0,
+    )
 
 
 def why_too_large(config: RunConfig, memory: Sequence[StageMemory], capacity: Capacity) -> str:

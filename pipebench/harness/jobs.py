@@ -7,6 +7,7 @@ from pipebench.schedule.action import Schedule
 
 MEASURE_RANK = "pipebench.harness.worker:measure_rank"
 MEASURE_LINK = "pipebench.harness.link:measure_link"
+MEASURE_SPAN_COST = "pipebench.harness.span_cost:span_cost"
 PROFILE_LAYERS = "pipebench.harness.profile:profile_layers"
 
 

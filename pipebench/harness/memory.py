@@ -22,34 +22,38 @@ def measure_memory(
     accumulate: Callable[[], object],
     parameters: Sequence[nn.Parameter],
     optimizers: Sequence[torch.optim.Optimizer],
+    held_bytes: int,
     device: torch.device,
 ) -> StageMemory:
     """Run `accumulate`, which must leave gradients in `.grad`, under the profiler and return the peak's parts.
 
     The profiler reports every allocation and release of a tensor's storage, so their running sum is exact.
-    What is live before (parameters, optimizer state) is counted by size; a gradient counts if it was already
-    allocated at the moment of the peak; the rest are activations and buffers. Gradients are dropped afterwards.
+    What is live before (parameters, optimizer state, `held_bytes` of an engine's own) is counted by size; a gradient
+    counts if it was already allocated at the moment of the peak, and throughout where it lies in memory that an engine
+    keeps for it; the rest are activations and buffers. Of a tensor that is spread over ranks, this rank's shard counts.
+    Gradients are dropped afterwards.
     """
     allocator_peak, allocator_reserved = 0, 0
     if device.type == "cuda":
         allocator_peak, allocator_reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     events = _allocations(accumulate, device)
-    gradient_addresses = {p.grad.data_ptr() for p in parameters if p.grad is not None}
+    gradient_bytes = _storages([p.grad for p in parameters if p.grad is not None])
+    kept_bytes = sum(gradient_bytes[address] for address in gradient_bytes.keys() - {each["Addr"] for each in events})
     held, held_at_peak, gradients, gradients_at_peak = 0, 0, 0, 0
     for event in events:
         size = event["Bytes"]
         held += size
-        if event["Addr"] in gradient_addresses:
+        if event["Addr"] in gradient_bytes:
             gradients += size
         if held > held_at_peak:
             held_at_peak, gradients_at_peak = held, gradients
     for parameter in parameters:
         parameter.grad = None
     return StageMemory(
-        parameters_bytes=sum(p.nbytes for p in parameters),
-        gradients_bytes=gradients_at_peak,
+        parameters_bytes=sum(_shard(p).nbytes for p in parameters),
+        gradients_bytes=kept_bytes + gradients_at_peak,
         optimizer_bytes=sum(map(_optimizer_bytes, optimizers)),
-        activations_bytes=held_at_peak - gradients_at_peak,
+        activations_bytes=held_at_peak - gradients_at_peak + held_bytes,
         allocator_peak_bytes=allocator_peak,
         allocator_reserved_bytes=allocator_reserved,
     )
@@ -93,7 +97,19 @@ def _allocations(run: Callable[[], object], device: torch.device) -> list[dict[s
 
 def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     tensors = (value for state in optimizer.state.values() for value in state.values())
-    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+    return sum(_shard(tensor).nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+
+
+def _storages(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of the tensors' storages by address; several tensors may lie in one."""
+    storages = [_shard(tensor).untyped_storage() for tensor in tensors]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def _shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a DTensor, by its method, for the type takes long to import; else the tensor."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
 
 
 @contextlib.contextmanager

@@ -19,18 +19,18 @@ from typing import Any
 from pipebench import machine
 from pipebench.conditions import flags_between, merged, read_conditions
 from pipebench.config import RunConfig, key_of, ranks_per_device
-from pipebench.costs import Profile, load_profile, rank_memory
+from pipebench.costs import Profile, load_profile
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ResultError, ScheduleError
 from pipebench.files import own
 from pipebench.harness.failures import GroupError
-from pipebench.harness.forecast import why_too_large
+from pipebench.harness.forecast import memory_by_process, why_too_large
 from pipebench.harness.jobs import MEASURE_LINK, MEASURE_RANK, PROFILE_LAYERS, LinkJob, ProfileJob, RankJob
 from pipebench.harness.launch import OnProgress, Progress, run_group
 from pipebench.harness.limits import Limits
 from pipebench.harness.prepare import Prepared, prepare, schedule_of
 from pipebench.harness.simulated import simulate_point
-from pipebench.peers.abilities import follows_rows, num_processes, why_not
+from pipebench.peers.abilities import follows_rows, num_processes, threads_each, why_not
 from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
 from pipebench.render import chrome_trace
 from pipebench.rows import COMPARABLE, FAILED, largest_gradient_error, median_step
@@ -353,20 +353,16 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
         if result.key not in known.prepared:
             known.prepared[result.key] = prepare(config, profile)
         prepared = known.prepared[result.key]
-        memory = rank_memory(config.optimizer, layers, prepared.layers_per_stage, prepared.schedule)
+        memory = memory_by_process(config, layers, prepared)
         reason = why_too_large(config, memory, machine.capacity())
         if reason and not config.force:
             return dataclasses.replace(result, status="skipped", message=reason)
-        with _scratch() as folder:
-            jobs = _jobs(config, prepared, layers, str(folder / "store"))
-            trained = with_optimizer(prepared.schedule)
-            delivered = run_group(
-                MEASURE_RANK, jobs, config.device, observer.progress, limits_of(config), folder, trained
-            )
+        delivered = run_ranks(MEASURE_RANK, config, prepared, layers, observer.progress)
     except GroupError as error:
         return dataclasses.replace(result, status=error.status, message=str(error), failure=error.failure)
     except (PointError, ScheduleError) as error:
         return dataclasses.replace(result, status="error", message=str(error))
+    asked_for = with_optimizer(prepared.schedule)
     repeats = [*result.repeats, Repeat([record for record, _ in delivered], time.perf_counter() - began, profiling_s)]
     status, message = _judge(config, repeats)
     return dataclasses.replace(
@@ -374,10 +370,20 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
         status=status,
         message=message or prepared.message,
         layers_per_stage=prepared.layers_per_stage,
-        rows=[[str(action) for action in row] for row in _rows_run(config, trained, [row for _, row in delivered])],
+        rows=[[str(action) for action in row] for row in _rows_run(config, asked_for, [row for _, row in delivered])],
         profile=layers,
         repeats=repeats,
     )
+
+
+def run_ranks(
+    work: str, config: RunConfig, prepared: Prepared, layers: LayerProfile, on_progress: OnProgress
+) -> list[Any]:
+    """Run `work(job, report)` once for each rank of a point, in a fresh group, and return what the ranks deliver."""
+    with _scratch() as folder:
+        jobs = _jobs(config, prepared, layers, str(folder / "store"))
+        trained = with_optimizer(prepared.schedule)
+        return run_group(work, jobs, config.device, on_progress, limits_of(config), folder, trained)
 
 
 def _rows_run(config: RunConfig, asked_for: Schedule, told: Sequence[Row]) -> Sequence[Row]:
@@ -398,7 +404,7 @@ def _profile(config: RunConfig, known: Known, on_progress: OnProgress) -> LayerP
     name = _profile_name(config)
     if name not in known.profiles:
         num_samples = micro_batch_sizes(config.batch, config.micro)[0]
-        job = ProfileJob(config, num_samples, _needs_times(config), _cores_of(config, num_ranks=1)[0])
+        job = ProfileJob(config, num_samples, _needs_times(config), _cores_of(int(config.threads), num_ranks=1)[0])
         with _scratch() as folder:
             [known.profiles[name]] = run_group(
                 PROFILE_LAYERS, [job], config.device, on_progress, limits_of(config), folder
@@ -422,7 +428,7 @@ def _link(config: RunConfig, known: Known, on_progress: OnProgress) -> Link:
     name = f"{config.device}/{config.threads}"
     if name not in known.links:
         with _scratch() as folder:
-            cores = _cores_of(config, num_ranks=2)
+            cores = _cores_of(int(config.threads), num_ranks=2)
             jobs = [LinkJob(config, rank, cores[rank], str(folder / "store")) for rank in range(2)]
             known.links[name], _ = run_group(MEASURE_LINK, jobs, config.device, on_progress, limits_of(config), folder)
     return known.links[name]
@@ -448,7 +454,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: str) -> list[RankJob]:
-    cores = _cores_of(config, num_processes(config))
+    cores = _cores_of(threads_each(config), num_processes(config))
     model_bytes = sum(layers.parameter_bytes)
     counts = tuple(prepared.layers_per_stage)
     return [
@@ -457,10 +463,9 @@ def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: st
     ]
 
 
-def _cores_of(config: RunConfig, num_ranks: int) -> list[tuple[int, ...]]:
+def _cores_of(threads: int, num_ranks: int) -> list[tuple[int, ...]]:
     """Give every rank `threads` cores of its own when there are enough, else leave all to the scheduler."""
     cores = machine.usable_cores()
-    threads = config.threads
     if not machine.CAN_PIN or num_ranks * threads > len(cores):
         return [()] * num_ranks
     return [tuple(cores[rank * threads : (rank + 1) * threads]) for rank in range(num_ranks)]

@@ -57,31 +57,28 @@ def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
     config, rank = job.config, job.rank
     phases = Phases(report)
     with phases("starting"):
-        # First the group: its threads must stay free to run wherever a core is idle. Pinned beside the thread that
-        # computes, they delivered tensors up to 17 ms late.
-        store = join_group(config, rank, num_processes(config), job.store)
-        device = claim_cores(config, job.cores, rank)
-        bench = Bench(job, layer_sequence(config.model), batches(config), store, report.whereabouts)
+        bench, device = set_up(job, report)
         engine, transport = bench.build_engine(device)
     with phases("checking gradients"):
         error = bench.gradient_error(engine, device) if config.gate == "on" else None
-    run = _Steps(engine, bench.mini_batch, device, phases)
+    run = Steps(engine, bench.mini_batch, device, phases)
     with phases("warming up"):
         warmup_s, steady = run.until_steady(config.warmup)
     with phases("timing transfers"):
         transfer_s, latency_s = bench.transfer_times(transport) if follows_rows(config) else ([], [])
     reset_peaks(device)
-    with phases("measuring"), _garbage_frozen():
+    with phases("measuring"), garbage_frozen():
         step_s, spans = run.timed(config.steps)
     rss = peak_rss_bytes()
     with phases("profiling memory"):
         batch = bench.mini_batch(run.step).to(str(device))
-        transport.reset_peak()
         memory = measure_memory(
-            lambda: engine.accumulate(run.step, batch), _parameters(engine), engine.optimizers, device
+            lambda: engine.accumulate(run.step, batch),
+            _parameters(engine),
+            engine.optimizers,
+            engine.held_bytes(),
+            device,
         )
-        on_their_way = memory.activations_bytes + transport.peak_bytes
-        memory = dataclasses.replace(memory, activations_bytes=on_their_way)
     with phases("leaving"):
         dist.barrier()
         dist.destroy_process_group()
@@ -101,6 +98,16 @@ def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
         sent_bytes=engine.sent_bytes,
     )
     return record, run.row
+
+
+def set_up(job: RankJob, report: Report) -> tuple["Bench", torch.device]:
+    """Join the group and claim the rank's cores; return what engines are built from, and on which device."""
+    config = job.config
+    # First the group: its threads must stay free to run wherever a core is idle. Pinned beside the thread that
+    # computes, they delivered tensors up to 17 ms late.
+    store = join_group(config, job.rank, num_processes(config), job.store)
+    device = claim_cores(config, job.cores, job.rank)
+    return Bench(job, layer_sequence(config.model), batches(config), store, report.whereabouts), device
 
 
 class Phases:
@@ -144,14 +151,18 @@ class Bench:
 
     def build_engine(self, device: torch.device) -> tuple[Engine, Transport]:
         """Build the layers this process is to hold and the configured engine around them."""
+        parts = self.parts(device)
+        return build_engine(parts), parts.transport
+
+    def parts(self, device: torch.device) -> Parts:
+        """Build the layers this process is to hold, and what else an engine is given."""
         job = self._job
         pipelined = follows_rows(job.config)
         numbers = job.schedule.stages_of_rank(job.rank) if pipelined else range(job.schedule.num_stages)
         stages = {number: self._build_stage(number, device) for number in numbers}
         if pipelined:
             self._boundary_specs = self._agree_on_boundaries(stages, str(device))
-        transport = self._transport(device)
-        parts = Parts(
+        return Parts(
             job.config,
             job.schedule,
             job.rank,
@@ -159,11 +170,10 @@ class Bench:
             stages,
             self._boundary_specs,
             self._optimizer,
-            transport,
+            self._transport(device),
             CudaStopwatch() if device.type == "cuda" else HostStopwatch(),
             self._whereabouts,
         )
-        return build_engine(parts), transport
 
     def _build_stage(self, number: int, device: torch.device) -> Stage:
         job, config = self._job, self._job.config
@@ -263,7 +273,7 @@ class Bench:
         return OPTIMIZERS[config.name](parameters, lr=config.lr, fused=True)  # type: ignore[call-arg]
 
 
-class _Steps:
+class Steps:
     """Runs training steps that all ranks begin at the same agreed moment; `row` are the actions of a step's spans."""
 
     def __init__(
@@ -313,10 +323,11 @@ class _Steps:
             if not math.isfinite(outcome.loss):
                 raise LossError(f"rank {dist.get_rank()}: the loss of step {self.step + 1} is {outcome.loss}")
         self.step += 1
+        spans = outcome.spans()
         if not self.row:
-            self.row = Row(span.action for span in outcome.spans)
-        spans = [(span.start_s - began, span.end_s - began, span.delay_s) for span in outcome.spans]
-        return _largest(own), own, spans
+            self.row = Row(span.action for span in spans)
+        since_began = [(span.start_s - began, span.end_s - began, span.delay_s) for span in spans]
+        return _largest(own), own, since_began
 
     def _agreed_start(self) -> float:
         """Return a moment soon after every rank is ready; the rank that begins the step waits for it.
@@ -359,7 +370,7 @@ def _parameters(engine: Engine) -> list[nn.Parameter]:
 
 
 @contextlib.contextmanager
-def _garbage_frozen() -> Iterator[None]:
+def garbage_frozen() -> Iterator[None]:
     """Keep Python's collector out of timed steps."""
     gc.collect()
     gc.freeze()

@@ -4,7 +4,6 @@ Each layer also holds a small linear map, so that gradients flow and can be chec
 """
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,25 +17,31 @@ from pipebench.models.layers import LayerSequence
 
 
 class _SleepInBackward(torch.autograd.Function):
-    """The identity, whose gradient takes `seconds_of()` for each of `num_samples`."""
+    """The identity, whose gradient takes some seconds."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds_of: Callable[[], float], num_samples: int) -> Tensor:
-        ctx.seconds_of, ctx.num_samples = seconds_of, num_samples
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        time.sleep(ctx.seconds_of() * ctx.num_samples)
-        return gradients[0], None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradients[0], None
 
 
 class _SleepyLinear(Linear):
-    """A linear map whose weight gradient, where a queue makes it work of its own, takes `weight_s` a sample."""
+    """A linear map whose weight gradient takes `weight_s` a sample, whether autograd computes it or a queue."""
 
     def __init__(self, width: int, weight_s: float) -> None:
         super().__init__(width, width)
         self.weight_s = weight_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.queue is not None:
+            return super().forward(x)
+        weight: Tensor = _SleepInBackward.apply(self.weight, self.weight_s * len(x))  # type: ignore[no-untyped-call]
+        return functional.linear(x, weight, self.bias)
 
     def add_weight_gradient(self, x: Tensor, gradient: Tensor) -> None:
         time.sleep(self.weight_s * len(x))
@@ -44,10 +49,7 @@ class _SleepyLinear(Linear):
 
 
 class Sleep(nn.Module):
-    """A linear map that takes `forward_s`, `input_s` and `weight_s` seconds for each sample.
-
-    Where the backward is one piece it takes the last two together.
-    """
+    """A linear map that takes `forward_s`, `input_s` and `weight_s` seconds for each sample."""
 
     def __init__(self, width: int, forward_s: float, input_s: float, weight_s: float) -> None:
         super().__init__()
@@ -59,12 +61,8 @@ class Sleep(nn.Module):
         if x_BD.device.type != "meta":  # shape inference takes no time
             time.sleep(self.forward_s * len(x_BD))
         y_BD: Tensor = self.linear(x_BD)
-        result: Tensor = _SleepInBackward.apply(y_BD, self._backward_s, len(x_BD))  # type: ignore[no-untyped-call]
+        result: Tensor = _SleepInBackward.apply(y_BD, self.input_s * len(x_BD))  # type: ignore[no-untyped-call]
         return result
-
-    def _backward_s(self) -> float:
-        """Return a sample's seconds besides those that the linear map's weight gradient takes by itself."""
-        return self.input_s + (self.linear.weight_s if self.linear.queue is None else 0.0)
 
 
 def synthetic(config: SyntheticConfig) -> LayerSequence:

@@ -7,18 +7,30 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from pipebench.config import RunConfig
+from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.machine import Machine
 
-ONE_PROCESS = ("single", "torchgpipe")
+ONE_PROCESS = ("torchgpipe",)
 """Engines whose stages, however many, live in one process."""
 
 WHOLE_MODEL = (*ONE_PROCESS, "ddp", "fsdp")
 """Engines that follow no rows of a schedule: each of their processes is given all layers."""
 
+NO_PIPELINE = ("ddp", "fsdp", "single")
+"""Engines without stages that wait for each other: what one would pick instead of a pipeline."""
+
 
 def num_processes(config: RunConfig) -> int:
     """Return how many processes a point's engine runs in."""
     return 1 if config.engine in ONE_PROCESS else config.stages
+
+
+def threads_each(config: RunConfig) -> int:
+    """Return how many threads each of a point's processes computes with, and so the cores it needs.
+
+    Where one process runs what stands for K devices, it has the threads of all K.
+    """
+    return int(config.threads) * (config.stages if config.engine == "torchgpipe" else 1)
 
 
 def follows_rows(config: RunConfig) -> bool:
@@ -31,15 +43,68 @@ def why_not(config: RunConfig, machine: Machine) -> str:
     return _REASONS[config.engine](config, machine) if config.engine in _REASONS else ""
 
 
+TORCH_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "looped_bfs": "LoopedBFS",
+    "interleaved": "Interleaved1F1B",
+    "zb_h1": "InterleavedZeroBubble",
+    "zb_v": "ZBVZeroBubble",
+}
+"""torch.distributed.pipelining's schedule for each of ours that it has, by torch's own name.
+
+Its rows are its own: GPipe runs backwards first micro-batch first, ZBVZeroBubble each W right after its I, and
+Interleaved1F1B makes groups of more than K micro-batches where K does not divide M. InterleavedZeroBubble with one
+stage a rank has the rows of ZB-H1; with more it is none of ours.
+"""
+
+
 def _torch(config: RunConfig, machine: Machine) -> str:
     if config.schedule not in TORCH_SCHEDULES:
         return f"engine=torch has {', '.join(TORCH_SCHEDULES)}, not schedule={config.schedule}"
-    if config.recompute != "never":
-        return f"engine=torch has no recompute={config.recompute}"
-    return _ragged(config) or _gpu_each(config, machine)
+    return _ragged(config) or _gpu_each(config, machine) or _torch_sizes(config) or _torch_recompute(config)
 
 
-TORCH_SCHEDULES = ("gpipe", "1f1b")
+def _torch_sizes(config: RunConfig) -> str:
+    """Return which numbers of micro-batches the schedule refuses."""
+    who, found = f"engine=torch schedule={config.schedule}", f"micro={config.micro} with stages={config.stages}"
+    if config.schedule == "1f1b" and config.micro < config.stages:
+        return f"{who} wants at least as many micro-batches as stages: {found}"
+    num_groups = max(1, config.micro // config.stages)
+    if config.schedule in ("interleaved", "zb_h1") and config.micro % num_groups:
+        return f"{who} wants micro // stages groups of equal size: {found}"
+    return ""
+
+
+def _torch_recompute(config: RunConfig) -> str:
+    """A split backward calls autograd once for each group of parameters, and each call would recompute the stage."""
+    if config.recompute == "never" or config.schedule not in ("zb_h1", "zb_v"):
+        return ""
+    return f"engine=torch recomputes a stage many times over in a split backward: schedule={config.schedule}"
+
+
+def _deepspeed(config: RunConfig, machine: Machine) -> str:
+    if config.schedule != "1f1b":
+        return f"engine=deepspeed has 1f1b, not schedule={config.schedule}"
+    if config.recompute == "except_last":
+        return "engine=deepspeed recomputes never or always, not recompute=except_last"
+    return _ragged(config) or _gpu_each(config, machine) or not_installed("deepspeed")
+
+
+def _torchgpipe(config: RunConfig, machine: Machine) -> str:
+    if config.schedule != "gpipe":
+        return f"engine=torchgpipe has gpipe, not schedule={config.schedule}"
+    if config.device == "cuda":
+        return "engine=torchgpipe keeps its stages on the CPU here, not device=cuda"
+    return _cut_otherwise(config) or not_installed("torchgpipe")
+
+
+def _cut_otherwise(config: RunConfig) -> str:
+    """Tell where `torch.chunk`, which gives every piece but the last the same size, differs from our micro-batches."""
+    size = -(-config.batch // config.micro)
+    pieces = [min(size, config.batch - start) for start in range(0, config.batch, size)]
+    ours = micro_batch_sizes(config.batch, config.micro)
+    return "" if pieces == ours else f"engine={config.engine} cuts batch={config.batch} into {pieces}, not {ours}"
 
 
 def _ragged(config: RunConfig) -> str:
@@ -55,6 +120,32 @@ def _gpu_each(config: RunConfig, machine: Machine) -> str:
     return f"engine={config.engine} wants a GPU for each rank: stages={config.stages}, and there are {machine.num_gpus}"
 
 
+def _single(config: RunConfig, machine: Machine) -> str:
+    if config.stages != 1:
+        return f"engine=single is one process without a pipeline: stages={config.stages}, and it wants 1"
+    return _no_pipeline(config)
+
+
+def _ddp(config: RunConfig, machine: Machine) -> str:
+    if config.micro < config.stages:
+        found = f"micro={config.micro}, stages={config.stages}"
+        return f"engine=ddp wants a micro-batch or more for each of its ranks: {found}"
+    return _no_pipeline(config) or _gpu_each(config, machine)
+
+
+def _fsdp(config: RunConfig, machine: Machine) -> str:
+    if config.micro % config.stages:
+        found = f"micro={config.micro}, stages={config.stages}"
+        return f"engine=fsdp wants equally many micro-batches on each of its ranks: {found}"
+    return _no_pipeline(config) or _gpu_each(config, machine)
+
+
+def _no_pipeline(config: RunConfig) -> str:
+    if config.schedule == "gpipe":  # the default: nobody asked for another
+        return ""
+    return f"engine={config.engine} runs no pipeline schedule: schedule={config.schedule}, and it wants gpipe"
+
+
 def not_installed(package: str) -> str:
     """Return what is missing for an engine of another project, "" where its package can be found."""
     return "" if find_spec(package) else f"{package} is not installed: pip install 'pipebench[peers]'"
@@ -62,4 +153,9 @@ def not_installed(package: str) -> str:
 
 _REASONS: dict[str, Callable[[RunConfig, Machine], str]] = {
     "torch": _torch,
+    "single": _single,
+    "ddp": _ddp,
+    "fsdp": _fsdp,
+    "deepspeed": _deepspeed,
+    "torchgpipe": _torchgpipe,
 }

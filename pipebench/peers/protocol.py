@@ -61,3 +61,9 @@ class Engine(Protocol):
 
         The whole group calls this: an engine that cuts its parameters up has to gather them.
         """
+
+    def held_bytes(self) -> int:
+        """Return the bytes of tensors kept from step to step besides parameters, gradients and optimizer state.
+
+        The measurement of a step's memory sees what the step allocates, not what was there before.
+        """

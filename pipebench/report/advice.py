@@ -65,7 +65,8 @@ class Seen:
 def best_seen(row: Row, rows: Sequence[Row], floor: float) -> Seen | None:
     """Return the point of the sweep that was fastest of those that train the same on as many ranks, one change away.
 
-    None where none is faster by more than the noise `floor`. A schedule and its stages per rank are one change.
+    None where none is faster by more than the noise `floor`. A schedule, its stages per rank and how
+    the model is cut into them are one change.
     """
     others = [other for other in rows if other["status"] == row["status"] and other[K] == row[K]]
     near = [(change, other) for other in others if (change := _one_change(row, other))]
@@ -79,7 +80,7 @@ def _one_change(row: Row, other: Row) -> str:
     differing = [name for name in axes_of([row]) if row[name] != other[name]]
     if not differing or any(name.partition(".")[0] in WHAT_IS_TRAINED for name in differing):
         return ""
-    if len(differing) > 1 and set(differing) != {"schedule", "chunks"}:
+    if len(differing) > 1 and set(differing) - {"partition"} != {"schedule", "chunks"}:
         return ""
     return " ".join(f"{name}={other[name]}" for name in differing)
 

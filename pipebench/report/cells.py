@@ -71,6 +71,10 @@ def fraction(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.3f}"
 
 
+def scientific(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1e}"
+
+
 def bubble(row: Row, separator: str) -> str:
     """Return measured, replayed and bound: none of them is printed without the others."""
     return separator.join(fraction(row[name]) for name in ("bubble_fraction", "bubble_replayed", "bubble_bound"))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipebench.config import RunConfig
 from pipebench.costs import profile_of
 from pipebench.ledger import PARTS, Ledger
 from pipebench.ledger import in_words as lost_in_words
@@ -10,6 +11,7 @@ from pipebench.record import Failure, RunResult, losses, one_line_errors
 from pipebench.report.advice import WHAT_IS_TRAINED, Seen, best_change, best_seen
 from pipebench.report.advice import in_words as advice_in_words
 from pipebench.report.cells import bubble, digits
+from pipebench.report.engines import BUILT_IN, EngineSet, engine_sets
 from pipebench.report.glance import Answer, at_a_glance
 from pipebench.report.noise import floor_of
 from pipebench.report.noise import in_words as noise_in_words
@@ -61,7 +63,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """`grids` holds tables K by M under what their points share; `comparisons` schedules side by side.
+    """`grids` holds tables K by M under what their points share; `comparisons` and `engines` what stands side by side.
 
     `noise` says which differences between points mean nothing.
     """
@@ -72,6 +74,7 @@ class Content:
     points: tuple[Point, ...]
     results: Table
     comparisons: list[Table]
+    engines: list[EngineSet]
     grids: dict[str, list[Table]]
     ledger: Table | None
     noise: str
@@ -103,7 +106,8 @@ class Content:
         """Every table, each under a name of its own."""
         stages = [point.stages for point in self.points if point.stages]
         grids = [table for tables in self.grids.values() for table in tables]
-        found = [self.results, *self.comparisons, *grids, self.ledger, self.references]
+        engines = [each.table for each in self.engines]
+        found = [self.results, *engines, *self.comparisons, *grids, self.ledger, self.references]
         return [table for table in (*found, self.setting, *stages) if table]
 
 
@@ -116,6 +120,7 @@ def content_of(sweep: Sweep) -> Content:
         points=tuple(_point(sweep, row, floor) for row in rows),
         results=results_table(rows),
         comparisons=comparisons(rows),
+        engines=engine_sets(sweep),
         grids=grids(rows),
         ledger=ledger_table(rows),
         noise=noise_in_words(sweep, rows),
@@ -156,8 +161,13 @@ def _lost_and_to_gain(result: RunResult, row: Row, seen: Seen | None) -> str:
     with one_line_errors(result.key):
         profile = profile_of(result)
         words = lost_in_words(Ledger(**{part: row[f"ledger_{part}"] for part in PARTS}), rank_times(result))
-        if profile is not None and result.config.schedule in SCHEDULES:
+        if profile is not None and _is_predicted(result.config):
             advice = best_change(result.config, result.layers_per_stage, profile)
             return f"{words}; {advice_in_words(advice, seen)}."
-        # Rows of a file or a search are as they are: nothing to predict, but others may have been seen.
+        # Nothing to predict, but others may have been seen.
         return f"{words}; {advice_in_words(None, seen)}." if seen else f"{words}."
+
+
+def _is_predicted(config: RunConfig) -> bool:
+    """Tell whether a change may be foretold: rows of a file or a search are as they are, and so are other engines."""
+    return config.schedule in SCHEDULES and config.engine in (BUILT_IN, "simulate")

@@ -166,6 +166,7 @@ def _lost(results: Sequence[Row], names: Names) -> Answer | None:
     if not told:
         return None
     row = max(told, key=_speed(results))
+    among = "" if len(told) == len(results) else ", the fastest whose spans are known"
     shares = {part: row[f"ledger_{part}"] / row["step_s"] for part in PARTS}
     beyond = [part for part in PARTS if part not in ("compute_s", "fill_and_drain_s")]
     largest = max(beyond, key=shares.__getitem__)
@@ -175,7 +176,7 @@ def _lost(results: Sequence[Row], names: Names) -> Answer | None:
         if shares[part] >= _WORTH_NAMING
     )
     because = (
-        f"Of {names[row['key']]}, {milliseconds(row['step_s'])} ms a step: compute {shares['compute_s']:.1%}, "
+        f"Of {names[row['key']]}{among}, {milliseconds(row['step_s'])} ms a step: compute {shares['compute_s']:.1%}, "
         f"{part_name('fill_and_drain_s')} {shares['fill_and_drain_s']:.1%}, {listed or 'nothing else large'}."
     )
     answer = f"{part_name(largest).capitalize()}, {shares[largest]:.1%} of the step"

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from pipebench.report.cells import LEGEND, escape
 from pipebench.report.content import Content, Point
+from pipebench.report.engines import EngineSet
 from pipebench.report.figures import Picture
 from pipebench.report.glance import Answer
 from pipebench.report.table import Table, markdown
-from pipebench.report.words import ADVICE_TEXT, BUBBLE_TEXT, LEDGER_TEXT, SPEEDUP_TEXT, STAGES_TEXT
+from pipebench.report.words import ADVICE_TEXT, BUBBLE_TEXT, ENGINES_TEXT, LEDGER_TEXT, SPEEDUP_TEXT, STAGES_TEXT
 
 
 def page(content: Content, pictures: Sequence[Picture]) -> str:
@@ -22,6 +23,7 @@ def page(content: Content, pictures: Sequence[Picture]) -> str:
         *(f"![{escape(picture.alternative)}]({picture.name}.png)" for picture in pictures),
         "### All points",
         markdown(content.results),
+        *_engines(content.engines),
         *_titled(content.comparisons),
         *_notes(content.notes),
         *_grids(content),
@@ -59,6 +61,13 @@ def _disturbed(points: Sequence[Point]) -> list[str]:
 
 def _titled(tables: Sequence[Table]) -> list[str]:
     return [part for table in tables for part in (f"### {escape(table.title)}", markdown(table))]
+
+
+def _engines(sets: Sequence[EngineSet]) -> list[str]:
+    if not sets:
+        return []
+    words = "\n".join(f"- {escape(each.words)}" for each in sets)
+    return ["### Engines side by side", ENGINES_TEXT, words, *_titled([each.table for each in sets])]
 
 
 def _notes(points: Sequence[Point]) -> list[str]:

@@ -18,6 +18,7 @@ from pipebench.report.cells import (
     measured_or_simulated,
     mebibytes,
     milliseconds,
+    scientific,
     tenths,
     with_interval,
 )
@@ -46,7 +47,7 @@ def results_table(rows: Sequence[Row]) -> Table:
         "replayed": lambda row: Cell(fraction(row["bubble_replayed"]), row["bubble_replayed"]),
         "bound": lambda row: Cell(fraction(row["bubble_bound"]), row["bubble_bound"]),
         "peak MiB": lambda row: Cell(mebibytes(row["peak_memory_bytes"]), row["peak_memory_bytes"]),
-        "gradient error": lambda row: Cell(_exponent(row["grad_rel_error"]), row["grad_rel_error"]),
+        "gradient error": lambda row: Cell(scientific(row["grad_rel_error"]), row["grad_rel_error"]),
     }
     lines = [
         (
@@ -64,10 +65,6 @@ def results_table(rows: Sequence[Row]) -> Table:
 
 def _bad_status(row: Row) -> str:
     return "" if row["status"] in COMPARABLE else str(row["status"])
-
-
-def _exponent(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.1e}"
 
 
 def _number(value: Any) -> float | None:

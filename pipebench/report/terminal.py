@@ -2,10 +2,11 @@
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pipebench.grid import K, M, varying
 from pipebench.report.cells import LEGEND, MARKS, NOTHING, bubble, digits, marks, mebibytes, with_interval
+from pipebench.report.engines import engine_sets
 from pipebench.report.glance import at_a_glance
 from pipebench.report.noise import floor_of
 from pipebench.report.noise import in_words as noise_in_words
@@ -35,14 +36,39 @@ def print_table(rows: Sequence[Row]) -> None:
             print(f"{mark} {LEGEND[mark]}")
 
 
+def print_engines(sweep: Sweep) -> None:
+    """Print the tables of engines side by side, if several ran; long lines wrap and no number is cut off."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for found in engine_sets(sweep):
+        table = Table(box=None, padding=(0, 2), pad_edge=False, collapse_padding=True, header_style="bold")
+        for number, name in enumerate(found.table.header):
+            justify: Literal["left", "right"] = "left" if number < found.table.num_text_columns else "right"
+            table.add_column(Text(textwrap.fill(name, _HEADER_LETTERS)), no_wrap=True, justify=justify)
+        for line in found.table.lines:
+            table.add_row(*(Text(" ".join(cell.text.split())) for cell in line))
+        needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+        print(found.table.title)
+        Console(highlight=False, width=max(console.width, needed)).print(table)
+        print()
+
+
+_HEADER_LETTERS = 12
+
+
 def print_glance(sweep: Sweep) -> None:
-    """Print the answers at a glance and the noise floor, each a paragraph as wide as the terminal."""
+    """Print the answers at a glance, the best of each engine and the noise floor, as wide as the terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)
     width = max(60, min(console.width, 120))
     answers = at_a_glance(sweep.rows, floor_of(sweep))
     told = [f"{answer.question}: {answer.answer}. {answer.because}" for answer in answers]
+    told += [each.words for each in engine_sets(sweep)]
     if sweep.again is not None:
         told.append(f"Noise floor: {noise_in_words(sweep, sweep.rows)}")
     for text in told:

@@ -25,4 +25,13 @@ SPEEDUP_TEXT = """\
 A speed-up is the step time of the same model and batch on one device (K=1, M=1), with as many threads as one of the
 point's stages has, over the point's."""
 
+ENGINES_TEXT = """\
+The same model, data, weights, optimizer and timer on other engines. Each step time stands over that of the built-in
+engine's point named under **against**: the same schedule and cut, and for an engine that runs no pipeline GPipe, or
+the best where there is none. Both were measured in the same rounds, so each round has a ratio of its own; shown is
+their median, with a 95 % bootstrap interval. **slower** and **faster** mean that the interval excludes 1 and the ratio
+exceeds the noise floor; **same**, that it does not; **undecided**, that there is too much scatter to say. Memory is
+the exact peak of one rank, and of all ranks together; sent are the tensors that all ranks together hand to others in
+one step. A dash: the engine cannot tell, or the point has no result."""
+
 STAGES_TEXT = "Times of one action, and of all actions in a step (busy), in ms; memory at each rank's peak, in MiB."

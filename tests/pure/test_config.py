@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipebench.cli import defined_points
-from pipebench.compose import compose_grid
+from pipebench.compose import Grid, compose_grid
 from pipebench.config import ENGINES, RESOLVED_BY_THE_MACHINE, RunConfig, key_of, ranks_per_device, resolve, value_at
 from pipebench.errors import ConfigError, ScheduleError
 from pipebench.machine import Machine
@@ -298,6 +298,55 @@ def test_the_first_swept_key_varies_slowest() -> None:
 def test_the_command_line_wins_over_an_experiments_values() -> None:
     assert [p.micro for p in points_of("-m experiment=quick micro=4,16")] == [4, 16]
     assert {p.steps for p in points_of("-m experiment=quick steps=3")} == {3}
+
+
+UNION = """
+hydra:
+  sweeper:
+    params:
+      stages: 2
+      micro: 4,8
+      one_of:
+        - {engine: "pipebench,torch", schedule: 1f1b}
+        - {schedule: zb_v, partition: "[5,4,4,5]"}
+        - {schedule: gpipe, stages: 1}
+"""
+
+
+def union(folder: Path, command_line: str = "", text: str = UNION) -> Grid | None:
+    """Compose an experiment of the user's own."""
+    (folder / "experiment").mkdir()
+    (folder / "experiment" / "mine.yaml").write_text("# @package _global_\n" + text)
+    return compose_grid(["-m", "--config-dir", str(folder), "experiment=mine", *shlex.split(command_line)])
+
+
+def test_points_of_one_of_several_grids_follow_one_another_for_each_combination_of_the_rest(tmp_path: Path) -> None:
+    grid = union(tmp_path)
+    assert grid is not None
+    assert [(p.micro, p.engine, p.schedule, p.stages) for p in grid.points] == [
+        (micro, engine, schedule, stages)
+        for micro in (4, 8)
+        for engine, schedule, stages in (
+            ("pipebench", "1f1b", 2),
+            ("torch", "1f1b", 2),
+            ("pipebench", "zb_v", 2),
+            ("pipebench", "gpipe", 1),
+        )
+    ]
+    assert [p.partition for p in grid.points[:3]] == ["time", "time", [5, 4, 4, 5]]
+    assert set(grid.swept) == {"stages", "micro", "engine", "schedule", "partition"}
+
+
+def test_the_command_line_wins_over_every_grid_of_an_experiment(tmp_path: Path) -> None:
+    grid = union(tmp_path, "engine=pipebench micro=2 partition=uniform stages=2")
+    assert grid is not None
+    assert [(p.engine, p.micro, p.partition, p.stages) for p in grid.points] == [("pipebench", 2, "uniform", 2)] * 3
+    assert [p.schedule for p in grid.points] == ["1f1b", "zb_v", "gpipe"]
+
+
+def test_grids_that_are_no_list_of_keys_with_values_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one_of=4,8: expected a list of grids, each KEY: VALUES"):
+        union(tmp_path, text="hydra: {sweeper: {params: {one_of: '4,8'}}}")
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

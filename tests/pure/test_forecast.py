@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 from test_config import TWO_GPUS, point
+from test_costs import LAYERS
 
-from pipebench.harness.forecast import why_too_large
+from pipebench.harness.forecast import memory_by_process, why_too_large
+from pipebench.harness.prepare import Prepared, schedule_of
 from pipebench.machine import Capacity, capacity
 from pipebench.record import StageMemory
 
@@ -44,6 +46,30 @@ def test_ranks_go_round_the_gpus(sizes: list[int], told: str) -> None:
 def test_a_simulated_point_needs_no_memory() -> None:
     config = point("engine=simulate model=synthetic stages=2 threads=1")
     assert why_too_large(config, ranks(1000), Capacity(0, [])) == ""
+
+
+def needed(overrides: str, *layers_per_stage: int) -> list[tuple[int, int, int, int]]:
+    """Return what each process needs of `LAYERS`: parameters, gradients, optimizer state and activations."""
+    config = point(f"model=mlp threads=1 optimizer=adam batch=8 {overrides}")
+    memory = memory_by_process(config, LAYERS, Prepared(list(layers_per_stage), schedule_of(config)))
+    return [(m.parameters_bytes, m.gradients_bytes, m.optimizer_bytes, m.activations_bytes) for m in memory]
+
+
+def test_one_process_needs_all_layers_and_one_micro_batch() -> None:
+    full = 100 + 200 + 300 + 16
+    assert needed("engine=single stages=1 micro=4", 3) == [(60, 60, 120, full)]
+    assert needed("engine=pipebench stages=1 micro=4", 3) == [(60, 60, 120, 4 * full)]
+
+
+def test_each_rank_of_ddp_needs_that_and_a_rank_of_fsdp_its_share_of_the_weights() -> None:
+    full = 100 + 200 + 300 + 16
+    assert needed("engine=ddp stages=2 micro=4", 2, 1) == [(60, 60, 120, full)] * 2
+    assert needed("engine=fsdp stages=2 micro=4", 2, 1) == [(30, 30, 60, full)] * 2
+
+
+def test_with_recompute_a_rank_with_all_layers_holds_one_stage_of_a_micro_batch() -> None:
+    [first, second] = needed("engine=ddp stages=2 micro=4 recompute=always", 2, 1)
+    assert first == second == (60, 60, 120, max(100 + 200 + 16, 300 + 24))
 
 
 def machine_with(root: Path, limit: str) -> Path:

@@ -49,6 +49,9 @@ class World:
 
 
 class InProcessTransport:
+    device = torch.device("cpu")
+    peak_bytes = 0
+
     def __init__(self, world: World, rank: int) -> None:
         self.world = world
         self.rank = rank

@@ -117,7 +117,7 @@ def run(
             pipeline = Pipeline(schedule, rank, own, around, make_optimizer, transport, stopwatch, unseen())
             one_step = pipeline.train if train else pipeline.accumulate
             outcomes = [one_step(step, mini_batch(point.model, step, point.num_samples)) for step in range(num_steps)]
-            return [outcome.loss for outcome in outcomes], outcomes[-1].spans
+            return [outcome.loss for outcome in outcomes], outcomes[-1].spans()
         finally:
             stopwatch.close()
 

@@ -7,7 +7,10 @@ import torch
 from plain import CLASSIFIER, MLP, MODELS, SYNTHETIC, TRANSFORMER, build, mini_batch
 
 from pipebench.config import SyntheticConfig
+from pipebench.engine.backward import AutogradSplit
+from pipebench.harness.memory import measure_memory
 from pipebench.models import layer_sequence
+from pipebench.models.synthetic import Sleep
 
 
 @pytest.mark.parametrize("model", list(MODELS))
@@ -64,3 +67,32 @@ def test_shape_inference_of_synthetic_layers_takes_no_time() -> None:
     began = time.perf_counter()
     layer.to("meta")(torch.empty(4, 4, device="meta"))
     assert time.perf_counter() - began < 5.0
+
+
+def test_a_synthetic_layer_sleeps_for_its_weights_when_their_gradient_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under torch's split too, where no queue puts the product off."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    layer = Sleep(4, forward_s=1.0, input_s=2.0, weight_s=3.0)
+    split = AutogradSplit(layer.parameters())
+    x = torch.ones(5, 4, requires_grad=True)
+    root = split.root_of(layer(x))
+    assert slept == [5.0]
+    put_off = split.of_input(root, x, torch.ones(5, 4))
+    assert slept == [5.0, 10.0]
+    split.of_weights(put_off)
+    assert slept == [5.0, 10.0, 15.0]
+
+
+def test_what_was_there_before_a_step_counts_in_its_peak() -> None:
+    weight = torch.nn.Parameter(torch.ones(8))
+    device = torch.device("cpu")
+
+    def accumulate() -> None:
+        (weight * 2).sum().backward()
+
+    without, with_buffers = (measure_memory(accumulate, [weight], [], held, device) for held in (0, 1000))
+    assert with_buffers.activations_bytes == without.activations_bytes + 1000
+    assert with_buffers.peak_bytes == without.peak_bytes + 1000

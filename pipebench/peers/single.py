@@ -1,0 +1,76 @@
+"""One process that adds up the gradients of M micro-batches: what a user does on one device, and a loop to beat."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pipebench.data.batch import MiniBatch
+from pipebench.engine.executor import StepOutcome
+from pipebench.engine.pipeline import gradients_of, layers_of
+from pipebench.errors import StageError
+from pipebench.peers.protocol import Parts
+from pipebench.peers.whole_model import WholeModel, micro_batches_of_rank
+from pipebench.schedule.action import Op, Row
+from pipebench.schedule.builders import with_optimizer
+from pipebench.schedule.catalogue import build as build_schedule
+
+
+class SingleProcess:
+    """Forward and backward of each micro-batch in turn, then the optimizer; a backward's span holds its recompute."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.layers = layers_of(parts.stages)
+        self.sent_bytes: int | None = 0
+        self._parts = parts
+        self._model = WholeModel(parts.stages)
+        parameters = list(self._model.parameters())
+        self.optimizers = [parts.make_optimizer(parameters)] if parameters else []
+        in_turn = build_schedule("naive", 1, parts.config.micro)
+        self._accumulated, self._trained = in_turn.rows[0], with_optimizer(in_turn).rows[0]
+
+    def train(self, step: int, batch: MiniBatch) -> StepOutcome:
+        return self._run(self._trained, step, batch)
+
+    def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
+        return self._run(self._accumulated, step, batch)
+
+    def gradients(self) -> dict[int, list[Tensor]]:
+        return gradients_of(self.layers)
+
+    def held_bytes(self) -> int:
+        return 0
+
+    def _run(self, row: Row, step: int, batch: MiniBatch) -> StepOutcome:
+        parts, losses = self._parts, list[Tensor]()
+        micro_batches = micro_batches_of_rank(parts.config, batch, rank=0, num_ranks=1)
+        loss = torch.empty(())
+        for action, code in zip(row, row.codes.tolist(), strict=True):
+            parts.whereabouts.runs(code)
+            parts.stopwatch.start()
+            try:
+                match action.op:
+                    case Op.FORWARD:
+                        loss = self._model(step, micro_batches[action.micro_batch])
+                    case Op.BACKWARD:
+                        torch.autograd.backward(loss)
+                        losses.append(loss.detach())
+                    case Op.OPTIMIZER:
+                        update(self.optimizers)
+            except Exception as error:
+                told = str(error) or type(error).__name__
+                raise StageError(f"rank {parts.rank} failed at {action}: {told}") from error
+            parts.stopwatch.stop()
+        parts.whereabouts.between()
+        return StepOutcome(parts.stopwatch.step_done(parts.rank, row), float(torch.stack(losses).sum()))
+
+
+def update(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Step the optimizers and drop the gradients."""
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def build(parts: Parts) -> SingleProcess:
+    return SingleProcess(parts)

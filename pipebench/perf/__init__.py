@@ -1,0 +1,1 @@
+"""`python -m pipebench.perf`: the project's own speed targets, and whether its points became slower since last time."""
