@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pipebench.engine.backward import backward_of
-from pipebench.seeds import Purpose, seed_of
+from pipebench.seeds import Purpose, seeds_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -52,14 +52,16 @@ class Stage:
         self.loss = loss
         self.backward = backward_of(self.module, splits_backward)
         self._layers = list(self.module)
+        self._indices = range(first_layer, first_layer + len(self._layers))
         self._autocast = autocast
         self._generator = default_generator(device)
 
     def forward(self, x: Tensor, step: int, micro_batch: int) -> Tensor:
         """Return the last layer's output; the default random generator is left wherever the layers left it."""
+        seeds = seeds_of(self.seed, Purpose.DROPOUT, (step, micro_batch), self._indices)
         with self._precision():
-            for index, layer in enumerate(self._layers, self.first_layer):
-                self._generator.manual_seed(seed_of(self.seed, Purpose.DROPOUT, step, micro_batch, index))
+            for layer, seed in zip(self._layers, seeds, strict=True):
+                self._generator.manual_seed(seed)
                 x = layer(x)
         return x
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipebench.seeds import Purpose, seed_of
+from pipebench.seeds import Purpose, seed_of, seeds_of
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,7 @@ def test_no_two_draws_of_a_run_or_of_neighbouring_runs_share_a_seed() -> None:
 @given(st.integers(0, 2**31 - 1), st.sampled_from(list(Purpose)), st.lists(st.integers(0, 2**31), max_size=3))
 def test_torch_generators_take_every_seed(seed: int, purpose: Purpose, parts: list[int]) -> None:
     assert 0 <= seed_of(seed, purpose, *parts) < 2**63
+
+
+def test_seeds_that_share_all_but_the_last_part_are_the_same_mixed_together() -> None:
+    assert seeds_of(7, Purpose.DROPOUT, (3, 5), range(4)) == [seed_of(7, Purpose.DROPOUT, 3, 5, i) for i in range(4)]
