@@ -385,3 +385,21 @@ def test_a_tracker_without_its_package_is_a_configuration_error(monkeypatch: pyt
         check_installed(config)
     assert str(caught.value) == "trackers=tensorboard: expected its package: pip install 'pipebench[tensorboard]'"
     check_installed(a_config())
+
+
+def test_runs_inside_an_agent_of_wandb_are_those_of_the_sweep(
+    folder: Path, warnings_told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent names a sweep and a run; a second write must find the runs of the first."""
+    for name in ("SWEEP_ID", "RUN_ID", "NAME", "NOTES", "PROJECT", "RUN_GROUP", "TAGS", "SERVICE"):
+        monkeypatch.setenv(f"WANDB_{name}", f"{name.lower()}-of-another")
+    variables = dict(os.environ)
+    for _ in range(2):
+        log(folder, [a_result("aaa"), a_result("bbb")], warnings_told)
+
+    assert warnings_told == []
+    ids = [run_id(folder, key) for key in ("aaa", "bbb", REPORT)]
+    assert sorted(found for run in run_folders(folder) for found in ids if found in run.name) == sorted(ids)
+    assert len(run_folders(folder)) == 3
+    assert b"-of-another" not in all_bytes(folder)
+    assert dict(os.environ) == variables
