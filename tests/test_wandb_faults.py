@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import wandb  # noqa: F401, here: what it makes at import must outlive the first test
 from test_tracking import service_processes
 from tracked import run_folders
 from wandb_server import KEY, wandb_server
@@ -153,7 +154,7 @@ def test_a_server_that_fails_costs_seconds_and_one_line(
     [warning] = warnings
     assert warning.startswith("W&B is not reachable, logging offline from here on: ")
     if fault in ("refused", "500", "black hole"):
-        assert re.search(f"no answer from {address}/? within 11 s|timed out", warning), warning
+        assert re.search(f"no answer from {address} within 11 s$|: Timed out .*: ", warning), warning
     assert len(run_folders(folder)) == 7, "four points, two references, the sweep"
     push_completes(folder, monkeypatch, capfd)
 
@@ -170,20 +171,6 @@ def test_a_server_that_falls_silent_in_mid_sweep_costs_seconds_and_one_line(
     assert took_s - without_s < MOST_LOST_S
     assert len(warnings) == 1
     push_completes(folder, monkeypatch, capfd)
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder on a disk of 64 KiB."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_full_disk_in_wandb_s_folder_costs_one_line(
