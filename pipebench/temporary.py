@@ -73,10 +73,12 @@ def remove_behind_owner() -> None:
     Where the owner has removed it, some module may have made it anew, without the lock.
     """
     folder = Path(os.environ.get(_VARIABLE, ""))
-    if folder.name.startswith(PREFIX) and not (folder / _OWNER).exists():
-        _remove(folder)
-    else:
+    if not folder.name.startswith(PREFIX):
+        return
+    if (folder / _OWNER).exists():
         _remove_if_abandoned(folder)
+    else:
+        _remove(folder)
 
 
 def _remove_if_abandoned(folder: Path) -> None:

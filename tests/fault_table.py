@@ -1,8 +1,8 @@
 """The table of faults: what was promised, and what was seen, of every test that says so.
 
-A test says it with the mark `fault(fault, promised)`, whose words may hold names of the test's parameters in braces, or
-with the fixture `promise` where it can tell what it saw in more than a word. `--faults-table FILE` writes the table as
-Markdown; it is printed in any case.
+A test says it with the mark `fault(fault, promised)`, whose words may hold names of the test's parameters in braces;
+one with the bare mark and the fixture `promise` tells what it saw in more than a word. `pytest -m fault` runs them all;
+`--faults-table FILE` writes the table as Markdown; it is printed in any case.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Note what a marked test saw: it failed, was skipped for a reason, or saw what it expects."""
     report: pytest.TestReport = yield  # type: ignore[misc]
     mark = item.get_closest_marker("fault")
-    if mark is not None and (report.when == "call" or not report.passed):
+    if mark is not None and mark.args and (report.when == "call" or not report.passed):
         values = item.callspec.params if hasattr(item, "callspec") else {}
         fault, promised = (str(words).format(**values) for words in mark.args)
         skipped = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""

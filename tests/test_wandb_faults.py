@@ -140,6 +140,7 @@ def push_completes(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     assert {run["name"] for run in server.runs} >= {run_id(folder, key) for key in keys}
 
 
+@pytest.mark.fault("W&B server: {fault}", "all rows, one line, at most 15 s, push completes it")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_server_that_fails_costs_seconds_and_one_line(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -159,6 +160,7 @@ def test_a_server_that_fails_costs_seconds_and_one_line(
     push_completes(folder, monkeypatch, capfd)
 
 
+@pytest.mark.fault("W&B server silent after {runs} runs", "all rows, one line, at most 15 s, push completes it")
 @pytest.mark.parametrize("runs", [1, 3])
 def test_a_server_that_falls_silent_in_mid_sweep_costs_seconds_and_one_line(
     runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -173,6 +175,7 @@ def test_a_server_that_falls_silent_in_mid_sweep_costs_seconds_and_one_line(
     push_completes(folder, monkeypatch, capfd)
 
 
+@pytest.mark.fault("disk of W&B's folder full", "all rows, one line, at most 15 s, push completes it")
 def test_a_full_disk_in_wandb_s_folder_costs_one_line(
     tiny_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +193,7 @@ def test_a_full_disk_in_wandb_s_folder_costs_one_line(
     push_completes(folder, monkeypatch, capfd)
 
 
+@pytest.mark.fault("wandb-core killed again and again", "all rows, at most one line and 15 s, push completes it")
 def test_wandb_core_killed_again_and_again_costs_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

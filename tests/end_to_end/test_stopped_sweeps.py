@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from wandb_server import KEY, wandb_server
 
 from pipebench.record import read_json, read_result
 
@@ -40,8 +41,8 @@ def start(folder: Path, *arguments: str, temporary: Path | None = None) -> subpr
     )  # fmt: skip
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    process = start(folder, *arguments)
+def run(folder: Path, *arguments: str, temporary: Path | None = None) -> tuple[int, str, str]:
+    process = start(folder, *arguments, temporary=temporary)
     output, errors = process.communicate(timeout=240)
     return process.returncode, output, errors
 
@@ -220,6 +221,55 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on_when_there_is_room
     assert (code, errors) == (0, "")
     assert output.startswith("resuming: ")
     assert before.items() <= finished_points(tmp_path).items()
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+@pytest.mark.fault("SIGKILL of the parent, W&B {mode}", "no temporary file after 5 s")
+def test_a_killed_sweep_leaves_no_temporary_file_of_wandb(
+    mode: str, loopback_only: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, temporary: Path
+) -> None:
+    with wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        process = start(tmp_path, "trackers=[wandb]", f"wandb.mode={mode}", temporary=temporary)
+        wait_for_line(process, "[2/4]")
+        assert list(temporary.glob("*/*wandb*"))
+        process.kill()
+        process.communicate()
+        wait_until_empty(temporary)
+
+
+@pytest.mark.fault("W&B's port refused", "no temporary file after the sweep")
+def test_a_sweep_without_its_server_leaves_no_temporary_file(
+    loopback_only: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, temporary: Path
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    process = start(tmp_path, "trackers=[wandb]", "wandb.mode=online", "engine=simulate", temporary=temporary)
+    output, _ = process.communicate(timeout=120)
+    assert "W&B is not reachable" in output
+    assert process.returncode == 0
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_dead_sweep_left_is_removed_by_the_next(tmp_path: Path, temporary: Path) -> None:
+    """Without workers there is no fork server that could."""
+    process = start(tmp_path, NO_TRACKER, "engine=simulate", temporary=temporary)
+    wait_for_line(process, "[1/")
+    process.kill()
+    process.communicate()
+    [left] = temporary.iterdir()
+    (temporary / "pipebench-of-another").mkdir()
+    assert run(tmp_path, NO_TRACKER, "engine=simulate", temporary=temporary)[0] == 0
+    assert [path.name for path in temporary.iterdir()] == ["pipebench-of-another"], left
+
+
+def test_a_temporary_folder_with_a_long_path_does_not_keep_a_sweep_from_running(
+    tmp_path: Path, temporary: Path
+) -> None:
+    deep = temporary / ("x" * 80)
+    deep.mkdir()
+    assert run(tmp_path, NO_TRACKER, temporary=deep)[0] == 0
+    assert list(deep.iterdir()) == []
 
 
 def test_trackers_have_each_point_of_a_resumed_sweep_once(loopback_only: None, tmp_path: Path) -> None:

@@ -228,6 +228,7 @@ def test_what_other_code_torch_or_machine_measured_is_listed_and_set_aside(
     assert read_result(path.with_name("result.json.old-1")).repeats == before.repeats
 
 
+@pytest.mark.fault("result.json {damage}", "one line, set aside and measured again, others untouched")
 @pytest.mark.parametrize("damage", ["halved", "emptied", "another's", "nonsense", "no repeats of ranks", "status"])
 def test_a_damaged_result_is_set_aside_told_in_one_line_and_measured_again(damage: str, tmp_path: Path) -> None:
     folder = sweep(tmp_path, stopped_after=6)
@@ -277,6 +278,7 @@ def test_a_second_look_stays_or_goes_with_its_point(tmp_path: Path) -> None:
     assert again.with_name("again.json.old-1").exists()
 
 
+@pytest.mark.fault("file half written by a killed process", "removed")
 def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
     folder = sweep(tmp_path, stopped_after=1)
     left = [folder / ".sweep.json.abc", result_of(folder).parent / ".result.json.xyz"]
@@ -286,6 +288,7 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
         assert not any(path.exists() for path in left)
 
 
+@pytest.mark.fault("sweep.json cut in half", "refused by name in one line; resume=auto starts anew")
 def test_a_damaged_sweep_json_is_refused_by_name_and_left_alone_by_auto(tmp_path: Path) -> None:
     folder = sweep(tmp_path, stopped_after=1)
     (folder / "sweep.json").write_text('{"half": ')
@@ -333,6 +336,7 @@ def test_points_are_simulated_the_same_each_time() -> None:
     assert simulate_point(empty) == simulate_point(empty)
 
 
+@pytest.mark.fault("folder that cannot be written", "refused by name in one line; resume=auto starts anew")
 def test_a_sweep_in_which_nothing_can_be_written_is_refused_by_name_and_left_alone_by_auto(tmp_path: Path) -> None:
     folder = sweep(tmp_path, stopped_after=1)
     (folder / ".lock").unlink()
