@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipebench import temporary
 from pipebench.errors import ResultError
-from pipebench.temporary import private_temporary_folder, remove_own
+from pipebench.temporary import private_temporary_folder, remove_behind_owner, remove_own
 
 
 @pytest.fixture
@@ -81,8 +80,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(base: Path, monkeypatch: pytes
 def test_nothing_of_a_plain_temporary_folder_is_removed_behind_an_owner(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fork server of a process that made no folder of its own."""
-    (base / "of another").touch()
+    """The fork server of a process that made no folder of its own; nor is anything of where it happens to work."""
+    (base / "owner").touch()
+    monkeypatch.chdir(base)
     monkeypatch.delenv("PIPEBENCH_TEMPORARY", raising=False)
-    temporary.remove_behind_owner()
-    assert [path.name for path in base.iterdir()] == ["of another"]
+    remove_behind_owner()
+    assert [path.name for path in base.iterdir()] == ["owner"]
