@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +20,9 @@ from pipebench.config import RunConfig, resolve
 from pipebench.display import Display, make_display
 from pipebench.dry_run import preview
 from pipebench.errors import ConfigError, ResultError, ScheduleError, one_line
-from pipebench.harness.resume import Work, take_folder
+from pipebench.harness.resume import LOCK_FILE, Work, take_folder
 from pipebench.harness.sweep import (
+    SWEEP_FILE,
     Observer,
     Plan,
     conclude_sweep,
@@ -29,38 +31,39 @@ from pipebench.harness.sweep import (
     run_sweep,
     warnings_before,
 )
+from pipebench.interrupts import SIGNALS, held_back, interrupt
 from pipebench.machine import this_machine
 from pipebench.record import RunResult
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
 from pipebench.schedule.builders import SCHEDULES
 from pipebench.schedule.catalogue import is_file, takes_chunks
+from pipebench.temporary import private_temporary_folder, remove_own
 from pipebench.tracking import Trackers, check_installed, make_trackers
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with _interruptible():
-        try:
-            return _main(arguments)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return 130
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     """Let the first SIGINT or SIGTERM end the sweep cleanly and the next one leave at once."""
-    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    usual = {number: signal.getsignal(number) for number in SIGNALS}
 
-    def interrupt(signal_number: int, frame: object) -> None:
+    def end(signal_number: int, frame: object) -> None:
         """Raise, so that workers go, temporary files are removed, and a report of what there is follows."""
         for number in usual:
             signal.signal(number, _leave_at_once)
-        raise KeyboardInterrupt
+        interrupt()
 
     for number in usual:
-        signal.signal(number, interrupt)
+        signal.signal(number, end)
     try:
         yield
     finally:
@@ -72,6 +75,7 @@ def _leave_at_once(signal_number: int, frame: object) -> None:
     """Leave without a word to anybody: results are whole at any moment."""
     for worker in multiprocessing.active_children():
         worker.kill()
+    remove_own()
     os._exit(130)
 
 
@@ -84,18 +88,39 @@ def _main(arguments: list[str]) -> int:
         points = [resolve(point, machine) for point in defined_points(grid)]
         check_installed(grid.points[0])
         plan = plan_sweep(points, grid.swept, grid.experiment or "sweep")
-        if grid.points[0].dry_run:
-            preview(plan, grid.points[0].profile)
-            return 0
-        work = take_folder(plan, grid.points[0])
+        # Not earlier: there is nothing to clean up yet, and OmegaConf makes an interrupt an error of its own.
+        with _interruptible(), private_temporary_folder():
+            if grid.points[0].dry_run:
+                preview(plan, grid.points[0].profile)
+                return 0
+            return _take_and_run(plan, grid.points[0])
     except ConfigError as error:
         print(f"ConfigError: {one_line(str(error))}", file=sys.stderr)
         return 2
     except ScheduleError as error:
         print(f"ScheduleError: {one_line(str(error))}", *filter(None, [error.grid]), sep="\n", file=sys.stderr)
         return 2
-    with work.lock:
-        return _run(plan, work, grid.points[0])
+    except ResultError as error:
+        print(f"ResultError: {error}", file=sys.stderr)
+        return 1
+
+
+def _take_and_run(plan: Plan, first: RunConfig) -> int:
+    with held_back() as let_through:
+        work = take_folder(plan, first)
+        with work.lock, _gone_if_empty(work.folder):
+            let_through()
+            return _run(plan, work, first)
+
+
+@contextlib.contextmanager
+def _gone_if_empty(folder: Path) -> Iterator[None]:
+    """Leave no folder behind that holds nothing but its lock."""
+    try:
+        yield
+    finally:
+        if {path.name for path in folder.iterdir()} <= {LOCK_FILE}:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def defined_points(grid: Grid) -> Sequence[RunConfig]:
@@ -146,6 +171,9 @@ def _run_and_conclude(plan: Plan, work: Work, display: Display, trackers: Tracke
         _say_if_stopped(plan, results)
     except KeyboardInterrupt:
         code = 130
+        if not (work.folder / SWEEP_FILE).exists():
+            print("interrupted before the first point", file=sys.stderr)
+            return code
         print("interrupted: what was measured so far follows", file=sys.stderr)
     except ResultError as error:
         print(f"ResultError: {error}; once it can be, {_how_to_go_on(plan)}", file=sys.stderr)

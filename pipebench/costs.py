@@ -95,6 +95,11 @@ _STATES_OF_OPTIMIZERS = {"sgd": 0, "adam": 2, "adamw": 2}
 """Tensors the size of the parameters that an optimizer keeps."""
 
 
+def weight_bytes(optimizer: OptimizerConfig, parameter_bytes: int) -> int:
+    """Return what parameters, their gradients and the optimizer's state take, on whatever ranks they lie."""
+    return (2 + _STATES_OF_OPTIMIZERS[optimizer.name]) * parameter_bytes
+
+
 def rank_memory(
     optimizer: OptimizerConfig, layers: LayerProfile, layers_per_stage: Sequence[int], schedule: Schedule
 ) -> list[StageMemory]:

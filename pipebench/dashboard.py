@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from pipebench.compose import CONF_DIR, CONFIG_NAME
 from pipebench.errors import ConfigError, first_line
 from pipebench.ledger import PARTS
+from pipebench.tracking.wandb_environment import wandb_environment
 from pipebench.tracking.wandb_runs import MICRO_BATCHES, TRAINING_STEP
 
 if TYPE_CHECKING:
@@ -34,10 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Save the workspace and print its address, or print its specification; return the exit code, 1 on failure."""
     arguments = _parse(argv)
     try:
-        import wandb_workspaces  # noqa: F401
+        with wandb_environment():
+            import wandb_workspaces  # noqa: F401
     except ImportError:
         print("wandb-workspaces is missing: pip install 'pipebench[dashboard]'", file=sys.stderr)
         return 1
+    with wandb_environment():
+        return _save_or_show(arguments)
+
+
+def _save_or_show(arguments: argparse.Namespace) -> int:
     import wandb
 
     wandb.setup(wandb.Settings(silent=True, console="off"))  # silent also keeps it from asking for a key

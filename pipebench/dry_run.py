@@ -16,7 +16,7 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ScheduleError
 from pipebench.harness.forecast import Forecast, forecast, why_too_large
 from pipebench.harness.prepare import prepare
-from pipebench.harness.sweep import Known, Plan, profile_of_point, warnings_before
+from pipebench.harness.sweep import Known, Plan, profile_of_point, warnings_before, why_not_weights
 from pipebench.peers.abilities import why_not
 
 if TYPE_CHECKING:
@@ -49,8 +49,10 @@ def preview(plan: Plan, profile: str | None) -> None:
     """Print the grid, references included; raise ConfigError where `profile` cannot be used."""
     from rich.console import Console
 
-    profile_of: ProfileOf = _measured_by(Known({}, {}, {})) if profile is None else partial(_read, profile)
-    lines = {key: _line(config, profile_of) for key, config in plan.all.items()}
+    known = Known()
+    profile_of: ProfileOf = _measured_by(known) if profile is None else partial(_read, profile)
+    why_not_profiled = (lambda config: "") if profile else partial(_why_not_profiled, known)
+    lines = {key: _line(config, profile_of, why_not_profiled) for key, config in plan.all.items()}
     points = [lines[key] for key in plan.points]
     table = _table(plan, points)
     console = Console(highlight=False)
@@ -64,16 +66,21 @@ def _measured_by(known: Known) -> ProfileOf:
     return lambda config: profile_of_point(replace(config, partition="time"), known, lambda progress: None)
 
 
+def _why_not_profiled(known: Known, config: RunConfig) -> str:
+    """Return why nothing is measured of a point's layers: it may be too large even for that."""
+    return "" if config.engine == "simulate" else why_not_weights(config, known, lambda progress: None)
+
+
 def _read(path: str | None, config: RunConfig) -> Profile:
     samples = micro_batch_sizes(config.batch, config.micro)[0]
     return for_samples(load_profile(replace(config, profile=path)), samples)
 
 
-def _line(config: RunConfig, profile_of: ProfileOf) -> _Line:
-    unable = why_not(config, machine.this_machine())
-    if unable:
-        return _Line(config, None, f"skipped: {unable}")
+def _line(config: RunConfig, profile_of: ProfileOf, why_not_profiled: Callable[[RunConfig], str]) -> _Line:
     try:
+        unable = why_not(config, machine.this_machine()) or why_not_profiled(config)
+        if unable:
+            return _Line(config, None, f"skipped: {unable}")
         profile = _read(config.profile, config) if config.engine == "simulate" else profile_of(config)
         foretold = forecast(config, profile, prepare(config, profile))
     except (PointError, ScheduleError) as error:

@@ -64,5 +64,10 @@ def one_line(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what stands on the first line of an error of somebody else's, or its name where it says nothing."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    """Return what stands on the first line of an error of somebody else's; where it says nothing, what its type says.
+
+    A type's own text is the first line of its documentation.
+    """
+    said = next(iter(str(error).splitlines()), "")
+    meaning = next(iter((type(error).__doc__ or "").strip().splitlines()), "")
+    return said or ": ".join(filter(None, [type(error).__name__, meaning]))

@@ -17,6 +17,7 @@ from pipebench.record import RunResult
 from pipebench.report.sweep import UNREADABLE, Sweep, read_sweep
 from pipebench.report.write import write_report
 from pipebench.rows import Row, StageRow
+from pipebench.temporary import private_temporary_folder
 from pipebench.tracking import make_trackers
 
 _UNKNOWN = ("pending", UNREADABLE)
@@ -31,12 +32,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         sweep = read_sweep(folder)
         own(folder, folder / "wandb")
         points = _points(sweep)
-        pictures = _pictures(sweep)
+        with private_temporary_folder():
+            return _push(sweep, points, _pictures(sweep), arguments)
     except ResultError as error:
         print(f"ResultError: {error}", file=sys.stderr)
         return 2
+
+
+def _push(
+    sweep: Sweep,
+    points: Sequence[tuple[RunResult, Row, list[StageRow]]],
+    pictures: Sequence[Path],
+    arguments: argparse.Namespace,
+) -> int:
     told: list[str] = []
-    trackers = make_trackers(_with_wandb(sweep, arguments), folder, sweep.name, told.append)
+    trackers = make_trackers(_with_wandb(sweep, arguments), arguments.folder, sweep.name, told.append)
     try:
         for result, row, stages in points:
             trackers.log_point(result, row, stages)

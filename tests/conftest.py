@@ -1,11 +1,18 @@
 """Property tests draw the same examples on every run and write nothing into the tree; no tracker leaves the machine."""
 
 import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fault_table import promise, pytest_addoption, pytest_configure, pytest_runtest_makereport, pytest_terminal_summary
 from hypothesis import settings
 from tracked import FAKE_SECRET, HOST_NAME
+
+__all__ = ["promise", "pytest_addoption", "pytest_configure", "pytest_runtest_makereport", "pytest_terminal_summary"]
 
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
@@ -34,3 +41,25 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def warnings_told() -> list[str]:
     return []
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Yield an empty folder for TMPDIR, with a path that is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def tiny_disk() -> Iterator[Path]:
+    """Yield a folder on a disk of 64 KiB, with a path that is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True)
+    try:
+        if mounted.returncode:
+            pytest.skip("needs the right to mount a tmpfs")
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=not mounted.returncode, capture_output=True)
+        folder.rmdir()

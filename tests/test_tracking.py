@@ -36,7 +36,7 @@ from pipebench.config import TRACKERS
 from pipebench.errors import ConfigError
 from pipebench.record import RunResult
 from pipebench.rows import Row, StageRow, stage_rows
-from pipebench.tracking import KINDS, Trackers, check_installed, make_trackers
+from pipebench.tracking import KINDS, Trackers, check_installed, make_trackers, wandb_runs
 from pipebench.tracking.wandb_runs import REPORT, SETTINGS, run_id
 
 pytestmark = pytest.mark.usefixtures("loopback_only")
@@ -163,6 +163,19 @@ def test_online_without_a_server_falls_back_to_offline_once(
     assert [path.name.startswith("offline-run-") for path in run_folders(folder)] == [True, True, True]
     assert logged_keys(folder, ["aaa", "bbb"]) == ["aaa", "bbb"]
     assert KEY.encode() not in all_bytes(folder.parent)
+
+
+def test_a_server_that_is_given_up_is_named(
+    mute_server: str, folder: Path, warnings_told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service is killed then, of which wandb's own error says nothing a user could use."""
+    monkeypatch.setattr(wandb_runs, "MOST_S", 2.0)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", mute_server)
+    log(folder, [a_result("aaa")], warnings_told, mode="online")
+
+    [warning] = warnings_told
+    assert warning.endswith(f": no answer from {mute_server} within 2 s")
 
 
 @pytest.mark.parametrize("where", ["init", "Table"])
@@ -385,3 +398,21 @@ def test_a_tracker_without_its_package_is_a_configuration_error(monkeypatch: pyt
         check_installed(config)
     assert str(caught.value) == "trackers=tensorboard: expected its package: pip install 'pipebench[tensorboard]'"
     check_installed(a_config())
+
+
+def test_runs_inside_an_agent_of_wandb_are_those_of_the_sweep(
+    folder: Path, warnings_told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent names a sweep and a run; a second write must find the runs of the first."""
+    for name in ("SWEEP_ID", "RUN_ID", "NAME", "NOTES", "PROJECT", "RUN_GROUP", "TAGS", "SERVICE"):
+        monkeypatch.setenv(f"WANDB_{name}", f"{name.lower()}-of-another")
+    variables = dict(os.environ)
+    for _ in range(2):
+        log(folder, [a_result("aaa"), a_result("bbb")], warnings_told)
+
+    assert warnings_told == []
+    ids = [run_id(folder, key) for key in ("aaa", "bbb", REPORT)]
+    assert sorted(found for run in run_folders(folder) for found in ids if found in run.name) == sorted(ids)
+    assert len(run_folders(folder)) == 3
+    assert b"-of-another" not in all_bytes(folder)
+    assert dict(os.environ) == variables

@@ -47,13 +47,17 @@ class GroupError(PointError):
         self.failure = failure
 
 
-def failure_of(error: BaseException, rank: int, place: Place, when_s: float) -> RankFailure:
-    """Return this rank's account of an exception it raised."""
+def failure_of(
+    error: BaseException, rank: int, place: Place, when_s: float, full_folder: Path | None = None
+) -> RankFailure:
+    """Return this rank's account of an exception it raised; a temporary folder that is full then is named in it."""
     cause = original(error)
     text = " ".join(str(error).split())
     name = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
     if not isinstance(error, PointError):
         text = f"rank {rank} failed while {place.phase or 'starting'}: {name}"
+    if full_folder is not None:
+        text += f"; no room is left in {full_folder} (TMPDIR)"
     return RankFailure(when_s, rank, _status(cause), text, name, place, _is_by_peer(cause))
 
 
@@ -91,6 +95,9 @@ def output_path(folder: Path, rank: int) -> Path:
 
 
 def last_lines(path: Path) -> list[str]:
+    """Return what a rank printed last; nothing where it could not even make its file."""
+    if not path.exists():
+        return []
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _OUTPUT_BYTES))
         return file.read().decode(errors="replace").splitlines()[-OUTPUT_LINES:]

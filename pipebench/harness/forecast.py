@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipebench.config import RunConfig
-from pipebench.costs import Profile, rank_memory, stage_costs, transfer_times
+from pipebench.costs import Profile, rank_memory, stage_costs, transfer_times, weight_bytes
 from pipebench.harness.prepare import Prepared
 from pipebench.machine import Capacity
 from pipebench.peers.abilities import follows_rows, num_processes
@@ -70,6 +70,18 @@ def why_too_large(config: RunConfig, memory: Sequence[StageMemory], capacity: Ca
     used = [sum(rank.peak_bytes for rank in memory[gpu :: len(gpus)]) for gpu in range(len(gpus))]
     told = (_excess(f"the ranks on GPU {gpu}", used[gpu], "memory on it", gpus[gpu]) for gpu in range(len(gpus)))
     return next(filter(None, told), "")
+
+
+def why_weights_too_large(config: RunConfig, model_bytes: int, capacity: Capacity) -> str:
+    """Return why the weights alone cannot fit, however the model is cut; "" where they may, or nothing is known.
+
+    Asked before anything of the model is allocated.
+    """
+    what, there = "memory", capacity.memory_bytes
+    if config.device == "cuda":
+        what, there = "memory on the GPUs", sum(capacity.gpu_bytes) or None
+    who = "all ranks, for weights, gradients and optimizer alone,"
+    return _excess(who, weight_bytes(config.optimizer, model_bytes), what, there)
 
 
 def _excess(who: str, needed: int, what: str, there: int | None) -> str:

@@ -9,6 +9,7 @@ MEASURE_RANK = "pipebench.harness.worker:measure_rank"
 MEASURE_LINK = "pipebench.harness.link:measure_link"
 MEASURE_SPAN_COST = "pipebench.harness.span_cost:span_cost"
 PROFILE_LAYERS = "pipebench.harness.profile:profile_layers"
+WEIGH_MODEL = "pipebench.harness.profile:weigh_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,13 @@ class ProfileJob:
     num_samples: int
     timed: bool
     cores: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeighJob:
+    """Find out how large the weights of `config`'s model are."""
+
+    config: RunConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ for each group. On the CPU they are forked from a server that has torch loaded a
 
 import contextlib
 import faulthandler
+import functools
 import importlib
 import multiprocessing as mp
 import os
@@ -19,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -38,6 +40,8 @@ from pipebench.harness.failures import (
 )
 from pipebench.harness.hang import hang_of
 from pipebench.harness.limits import ASLEEP_S, Deadline, Limits
+from pipebench.harness.orphans import die_with_parent
+from pipebench.interrupts import held_back
 from pipebench.schedule.action import Schedule
 
 PRELOADED = ["pipebench.harness.preload"]
@@ -117,13 +121,14 @@ def run_group(
         raise ResultError(f"{folder}: cannot be written: {error}") from error
     group = _Group([], [], folder, schedule, num_oom_kills())
     try:
-        for rank, job in enumerate(jobs):
-            here, there = context.Pipe()
-            process = context.Process(target=_enter, args=(work, job, rank, there, folder), daemon=True)
-            process.start()
-            there.close()
-            group.processes.append(process)
-            group.connections.append(here)
+        with held_back():  # one that is asked for and not yet noted would be left behind
+            for rank, job in enumerate(jobs):
+                here, there = context.Pipe()
+                process = context.Process(target=_enter, args=(work, job, rank, there, folder), daemon=True)
+                process.start()
+                there.close()
+                group.processes.append(process)
+                group.connections.append(here)
         results = _gather(group, Deadline(limits), on_progress)
         _join(group.processes)
         _show_output(folder, len(jobs))
@@ -135,11 +140,32 @@ def run_group(
 
 
 def _context(device: str) -> ForkServerContext | SpawnContext:
+    """Return how processes are started, with those running that this needs; they are deaf to Ctrl-C from the start."""
+    resource_tracker.ensure_running()  # which lets signals through that were held back
     if device == "cuda":
         return mp.get_context("spawn")
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    with held_back():
+        forkserver.ensure_running()
+    _await_server()
     return context
+
+
+@functools.cache
+def _await_server() -> None:
+    """Wait until the fork server has loaded what workers need, which takes seconds, by asking for a process.
+
+    Ctrl-C may come meanwhile: then nobody wants this process, which takes no notice. A worker would complain.
+    """
+    first = mp.get_context("forkserver").Process(target=_do_nothing, daemon=True)
+    first.start()
+    first.join()
+    first.close()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _whereabouts_path(folder: Path) -> Path:
@@ -148,24 +174,33 @@ def _whereabouts_path(folder: Path) -> Path:
 
 def _enter(work: str, job: Any, rank: int, connection: "Connection[Any, Any]", folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
+    die_with_parent()
     threading.Thread(target=_end_with_parent, args=(connection.fileno(), folder), daemon=True).start()
-    _print_into(output_path(folder, rank))
-    report = Report(rank, connection, open_record(_whereabouts_path(folder), rank))
     message: Any
     try:
+        _print_into(output_path(folder, rank))
+        report = Report(rank, connection, open_record(_whereabouts_path(folder), rank))
         module, _, function = work.partition(":")
         message = (getattr(importlib.import_module(module), function)(job, report),)
     except Exception as error:
         when_s = time.perf_counter()
-        message = failure_of(error, rank, read_places(_whereabouts_path(folder))[rank], when_s)
-        with contextlib.suppress(MemoryError):
+        place = read_places(_whereabouts_path(folder))[rank]
+        message = failure_of(error, rank, place, when_s, full_folder=folder.parent if _is_full(folder) else None)
+        with contextlib.suppress(MemoryError, OSError):  # no memory for its text, or no room for its file
             traceback.print_exception(original(error), chain=False)
     with contextlib.suppress(OSError):  # the parent is gone: nobody to tell
         connection.send(message)
     # Nothing is left to do; the interpreter's and torch's own leave-taking costs 0.1 s of a core per worker.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(0)
+
+
+def _is_full(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return os.statvfs(folder).f_bavail == 0
+    return False
 
 
 def _end_with_parent(connection: int, folder: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipebench.data import batches
 from pipebench.engine.backward import QueuedBackward
 from pipebench.engine.stage import Stage
-from pipebench.harness.jobs import ProfileJob
+from pipebench.harness.jobs import ProfileJob, WeighJob
 from pipebench.harness.launch import Progress, Report
 from pipebench.harness.setting import autocast_of, claim_cores
 from pipebench.linear import WeightQueue, adopt
@@ -34,6 +34,15 @@ class _LayerTimes:
     backward_s: float
     input_s: float
     weight_s: float
+
+
+def weigh_model(job: WeighJob, report: Report) -> int:
+    """Return the bytes of the model's weights without allocating any; runs in a worker."""
+    report(Progress("weighing the model"))
+    model = layer_sequence(job.config.model)
+    with torch.device("meta"):
+        layers = build_layers(model, range(len(model.builders)), job.config.seed)
+    return sum(p.nbytes for layer in layers for p in layer.parameters())
 
 
 def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:

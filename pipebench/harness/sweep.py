@@ -24,8 +24,17 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ResultError, ScheduleError
 from pipebench.files import own
 from pipebench.harness.failures import GroupError
-from pipebench.harness.forecast import memory_by_process, why_too_large
-from pipebench.harness.jobs import MEASURE_LINK, MEASURE_RANK, PROFILE_LAYERS, LinkJob, ProfileJob, RankJob
+from pipebench.harness.forecast import memory_by_process, why_too_large, why_weights_too_large
+from pipebench.harness.jobs import (
+    MEASURE_LINK,
+    MEASURE_RANK,
+    PROFILE_LAYERS,
+    WEIGH_MODEL,
+    LinkJob,
+    ProfileJob,
+    RankJob,
+    WeighJob,
+)
 from pipebench.harness.launch import OnProgress, Progress, run_group
 from pipebench.harness.limits import Limits
 from pipebench.harness.prepare import Prepared, prepare, schedule_of
@@ -67,13 +76,14 @@ class Observer:
 class Known:
     """What was found out once and serves several groups.
 
-    Layers and links by what they depend on, what was decided of a point by its key: a file that is edited while the
-    sweep runs must not give a later round other rows.
+    Layers, links and models by what they depend on, what was decided of a point by its key: a file that is edited while
+    the sweep runs must not give a later round other rows.
     """
 
-    profiles: dict[str, LayerProfile]
-    links: dict[str, Link]
-    prepared: dict[str, Prepared]
+    profiles: dict[str, LayerProfile] = field(default_factory=dict)
+    links: dict[str, Link] = field(default_factory=dict)
+    prepared: dict[str, Prepared] = field(default_factory=dict)
+    model_bytes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -246,7 +256,8 @@ def _known_from(standing: Standing) -> Known:
     """Return what earlier groups found out: the rounds of a point that are missing need the rows of those it has."""
     real = {key: r for key, r in standing.results.items() if r.config.engine != "simulate" and r.repeats}
     profiles = {_profile_name(result.config): result.profile for result in real.values() if result.profile}
-    return Known(profiles, {}, {key: _prepared_from(result) for key, result in real.items()})
+    prepared = {key: _prepared_from(result) for key, result in real.items()}
+    return Known(profiles=profiles, prepared=prepared)
 
 
 def _prepared_from(result: RunResult) -> Prepared:
@@ -344,7 +355,7 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
     try:
         if config.engine == "simulate":
             return simulate_point(result)
-        reason = why_not(config, machine.this_machine())
+        reason = why_not(config, machine.this_machine()) or why_not_weights(config, known, observer.progress)
         if reason:
             return dataclasses.replace(result, status="skipped", message=reason)
         profile = profile_of_point(config, known, observer.progress)
@@ -391,6 +402,25 @@ def _rows_run(config: RunConfig, asked_for: Schedule, told: Sequence[Row]) -> Se
     if not follows_rows(config):
         return ()
     return told if all(told) else asked_for.rows
+
+
+def why_not_weights(config: RunConfig, known: Known, on_progress: OnProgress) -> str:
+    """Return why a point's model is too large to be even built for a profile; "" where it is not, or is forced."""
+    if config.force:
+        return ""
+    return why_weights_too_large(config, _model_bytes(config, known, on_progress), machine.capacity())
+
+
+def _model_bytes(config: RunConfig, known: Known, on_progress: OnProgress) -> int:
+    """Return the bytes of the weights, once per model; from its profile where there is one."""
+    if _profile_name(config) in known.profiles:
+        return sum(known.profiles[_profile_name(config)].parameter_bytes)
+    name = repr(config.model)
+    if name not in known.model_bytes:
+        with _scratch() as folder:
+            limits = limits_of(config)
+            [known.model_bytes[name]] = run_group(WEIGH_MODEL, [WeighJob(config)], "cpu", on_progress, limits, folder)
+    return known.model_bytes[name]
 
 
 def profile_of_point(config: RunConfig, known: Known, on_progress: OnProgress) -> Profile:

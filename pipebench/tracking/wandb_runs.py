@@ -9,7 +9,6 @@ micro-batches are the history of the sweep's own run, whose step is M.
 import contextlib
 import dataclasses
 import hashlib
-import logging
 import os
 import shlex
 import shutil
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from omegaconf import MISSING
 
@@ -29,6 +29,7 @@ from pipebench.errors import first_line
 from pipebench.record import RunResult
 from pipebench.rows import Row, StageRow
 from pipebench.tracking.curves import Series, run_name, samples_of, series_of
+from pipebench.tracking.wandb_environment import inside_sweep
 
 if TYPE_CHECKING:
     import wandb
@@ -47,6 +48,7 @@ SETTINGS: dict[str, Any] = {
     "console": "off",
     "save_code": False,
     "disable_git": True,
+    "sagemaker_disable": True,  # there wandb would name runs after the job
     "host": "",
     "init_timeout": 10.0,
     "finish_timeout": 10.0,  # without it a network that breaks off holds the sweep for ever
@@ -106,7 +108,7 @@ class WandbRuns:
 
     def finish(self) -> None:
         """End wandb's service process."""
-        with _own_folders(self._folder):
+        with inside_sweep(self._folder):
             _end_service()
 
     def where(self) -> list[str]:
@@ -128,7 +130,7 @@ class WandbRuns:
         """Write a run and remove what it replaces; where it fails, remove what there is of it and return the error."""
         before = set(self._run_folders(about.key))
         try:
-            with _own_folders(self._folder), _no_longer_than(MOST_S):
+            with inside_sweep(self._folder), _no_longer_than(MOST_S, self._mode):
                 run = self._start(about)
                 _log_and_end(run, log)
         except Exception as error:
@@ -272,41 +274,36 @@ def _remove(folders: Iterable[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _own_folders(folder: Path) -> Iterator[None]:
-    """Set, for a moment, what wandb takes from the environment only, unless the user has set it.
-
-    Tables wait for their upload in the data folder, logs lie in the cache, by default both in the user's
-    home: that would tear a sweep apart. Without the last, wandb may send reports of its own errors.
-    """
-    inside = folder / "wandb"
-    ours = {
-        "WANDB_DATA_DIR": str(inside),
-        "WANDB_CACHE_DIR": str(inside / "cache"),
-        "WANDB_ERROR_REPORTING": "false",
-    }
-    added = {name: value for name, value in ours.items() if name not in os.environ}
-    os.environ.update(added)
-    raising, logging.raiseExceptions = logging.raiseExceptions, False  # a full disk: no traceback for each log line
-    try:
-        yield
-    finally:
-        logging.raiseExceptions = raising
-        for name in added:
-            del os.environ[name]
-
-
-@contextlib.contextmanager
-def _no_longer_than(seconds: float) -> Iterator[None]:
-    """Kill the service when the block takes longer: whatever waits for it fails then.
+def _no_longer_than(seconds: float, mode: str) -> Iterator[None]:
+    """Kill the service when the block takes longer: whatever waits for it fails then, and TimeoutError is raised.
 
     wandb's own limits hold for a start and an end each; an online table asks the server besides, for half a minute.
     """
-    timer = threading.Timer(seconds, _kill_service)
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        _kill_service()
+
+    timer = threading.Timer(seconds, end)
     timer.start()
     try:
         yield
+    except Exception as error:
+        if over.is_set():  # what wandb makes of a service that died says nothing of the server
+            whom = _server() if mode == "online" else _SERVICE
+            raise TimeoutError(f"no answer from {whom} within {seconds:.0f} s") from error
+        raise
     finally:
         timer.cancel()
+
+
+def _server() -> str:
+    """Return the address that wandb sends to, without what a user may have put into it to log in."""
+    import wandb
+
+    address = urlsplit(wandb.setup().settings.base_url)
+    return f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
 
 
 def _kill_service() -> None:

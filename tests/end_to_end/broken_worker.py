@@ -38,6 +38,14 @@ def scaled_gradient(job: RankJob, report: Report) -> RankRecord:
     return measure_rank(job, report)
 
 
+def fills_the_disk(job: RankJob, report: Report) -> RankRecord:
+    """Leave no room in the temporary folder, and run into that; what a worker prints lies there too."""
+    with (Path(job.store).parent / "large").open("wb", buffering=0) as file:
+        while file.write(bytes(1024)):
+            pass
+    raise AssertionError("the disk is not full")
+
+
 def talkative(job: RankJob, report: Report) -> RankRecord:
     print(f"rank {job.rank} of {job.config.stages} says so")
     return measure_rank(job, report)

@@ -1,11 +1,15 @@
 """Before the first process: what a sweep would run, said and not done; and what does not fit is not run."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipebench import machine
 from pipebench.cli import main
+from pipebench.harness import sweep
+from pipebench.harness.jobs import WEIGH_MODEL
+from pipebench.harness.launch import run_group
 from pipebench.machine import Capacity
 from pipebench.report.sweep import read_sweep
 
@@ -14,7 +18,8 @@ SMALL = ("model=mlp", "model.layers=4", "model.width=64", "batch=8", "steps=2", 
 
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "capacity", lambda: Capacity(1000, []))
+    """Room for the weights, not for activations too."""
+    monkeypatch.setattr(machine, "capacity", lambda: Capacity(358_000, []))
 
 
 def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -50,6 +55,27 @@ def test_a_dry_run_foretells_what_the_model_of_memory_says_of_a_real_run(
     for told, record in zip(line[4:6], result.repeats[0].ranks, strict=True):
         assert float(told) == pytest.approx(record.memory.peak_bytes / 2**20, rel=0.25)
     assert float(line[6]) > 0
+
+
+@pytest.mark.parametrize("arguments", [["dry_run=true"], []], ids=["dry", "real"])
+def test_a_model_whose_weights_do_not_fit_is_skipped_before_any_of_it_is_built(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Terabytes; a profile would ask for them, and on a smaller machine take all there is first."""
+    begun: list[str] = []
+
+    def run_and_note(function: str, *rest: Any) -> Any:
+        begun.append(function)
+        return run_group(function, *rest)
+
+    monkeypatch.setattr(sweep, "run_group", run_and_note)
+    huge = ["model.width=65536", "model.feed_forward=262144", "stages=2", "micro=2", f"results_dir={tmp_path}"]
+    assert main([*huge, "wandb.mode=disabled", *arguments]) == (0 if arguments else 1)
+    assert begun == [WEIGH_MODEL]
+    lines = lines_of(capsys)
+    assert any(
+        "skipped" in line and "for weights, gradients and optimizer alone, need at least" in line for line in lines
+    )
 
 
 def test_a_dry_run_says_what_will_be_skipped_and_why(no_memory: None, capsys: pytest.CaptureFixture[str]) -> None:

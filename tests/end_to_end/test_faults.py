@@ -97,6 +97,7 @@ def num_descriptors() -> int:
     return psutil.Process().num_fds()
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("fault", "phase"),
     [(fault, phase) for fault in HOW_IT_ENDS for phase in PHASES if fault != "lose"]
@@ -146,6 +147,7 @@ def test_a_fault_is_a_row_with_its_cause_and_costs_no_other_point(
     promise(f"{fault} while {PHASES[phase]}", promised, seen)
 
 
+@pytest.mark.fault("gradients 0.1 % too large", "wrong, no speed-up")
 def test_slightly_wrong_gradients_make_a_point_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for result in run_with("scaled_gradient", monkeypatch, tmp_path).values():
         assert result.status == "wrong"
@@ -187,6 +189,7 @@ def test_a_hang_says_for_each_rank_what_it_waits_for_and_from_whom(
     )
 
 
+@pytest.mark.fault("a point that takes longer than point_limit_s", "timeout, what each rank does named")
 def test_a_point_that_takes_longer_than_its_limit_ends_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result = run_with("sleep_while_warming", monkeypatch, tmp_path, "point_limit_s=8", "progress_limit_s=60")[1]
     assert result.status == "timeout"
@@ -212,6 +215,22 @@ def test_what_workers_print_is_shown(
     assert capsys.readouterr().err == "rank 0 of 2 says so\nrank 1 of 2 says so\n" * 2
 
 
+@pytest.mark.fault("temporary folder full in mid-sweep", "error, the cause and TMPDIR named")
+def test_a_full_temporary_folder_is_the_cause_that_is_named(
+    num_descriptors: int, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a rank says of its failure goes into a file that lies there too."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr(harness, "MEASURE_RANK", "broken_worker:fills_the_disk")
+    monkeypatch.setattr("tempfile.tempdir", str(tiny_disk))
+    plan = plan_of(tmp_path, "micro=1")
+    [result] = run_sweep(plan, tmp_path, Observer(*[lambda *_: None] * 5)).values()
+    assert result.status == "error"
+    cause = "rank 0 failed while starting: OSError: [Errno 28] No space left on device"
+    assert result.message == f"{cause}; no room is left in {tiny_disk} (TMPDIR)"
+
+
+@pytest.mark.fault("a point fails and on_failure=stop", "the rest stays pending, exit code 1")
 def test_a_sweep_told_to_stop_at_a_failure_runs_no_further_point(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,28 +258,31 @@ def test_a_failed_point_is_not_run_again_in_later_rounds(monkeypatch: pytest.Mon
     assert started == [(1, 0), (2, 0), (2, 1)]
 
 
+@pytest.mark.fault
+@pytest.mark.parametrize("stopped", [False, True], ids=["", "one rank stopped"])
 def test_workers_of_a_killed_parent_end_themselves_and_clean_up(
-    tmp_path: Path, promise: Callable[[str, str, str], None]
+    stopped: bool, tmp_path: Path, temporary: Path, promise: Callable[[str, str, str], None]
 ) -> None:
-    fault, promised = "SIGKILL of the parent", "workers, fork server and temporary files gone within 5 s"
+    fault = "SIGKILL of the parent" + (", a rank of which is stopped" if stopped else "")
+    promised = "workers, fork server and all temporary files gone within 5 s"
     promise(fault, promised, "broken")
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
     command = [sys.executable, "-m", "pipebench", "stages=2", "micro=2", "model=synthetic", "model.layers=4",
                "model.forward_s=0.0002",
                "model.backward_s=0.0002", "steps=500", "batch=8", "gate=off", "wandb.mode=disabled"]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as parent:
         try:
-            wait_for(lambda: any(scratch.glob("pipebench-*/output-1")), 90)
+            wait_for(lambda: any("output-1" in names for _, _, names in os.walk(temporary)), 90)
             time.sleep(1)
             descendants = psutil.Process(parent.pid).children(recursive=True)
+            if stopped:
+                max(descendants, key=lambda process: process.create_time()).suspend()
         finally:
             parent.kill()
     assert len(descendants) >= 4  # the fork server, its resource tracker, two ranks
     began = time.monotonic()
     wait_for(lambda: not any(is_alive(process) for process in descendants), GONE_S)
-    assert not [path for path in scratch.iterdir() if path.name.startswith("pipebench-")]
+    wait_for(lambda: not list(temporary.iterdir()), GONE_S)
     promise(fault, promised, f"gone within {max(1, math.ceil(time.monotonic() - began))} s")
 
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import wandb
+
+from pipebench.tracking.wandb_environment import SEEN
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("model=mlp", "model.layers=2", "model.width=8", "batch=4", "steps=2", "warmup=1", "partition=uniform")
@@ -19,14 +22,45 @@ LISTENING = "0A"
 
 SECRET = "a-secret-value-that-must-not-be-written"
 SECRET_VARIABLES = (
-    "WANDB_API_KEY", "WANDB_USERNAME", "WANDB_USER_EMAIL",
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS",
     "GOOGLE_API_KEY", "AZURE_CLIENT_SECRET", "AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING", "HF_TOKEN",
     "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GITHUB_TOKEN", "GH_TOKEN", "GITLAB_TOKEN",
     "CI_JOB_TOKEN", "SLURM_JWT", "KUBE_TOKEN", "DOCKER_PASSWORD", "NPM_TOKEN", "PYPI_TOKEN", "DATABASE_URL",
-    "SSH_AUTH_SOCK", "SECRET_OF_NO_KNOWN_NAME",
+    "SSH_AUTH_SOCK", "SECRET_OF_NO_KNOWN_NAME", "LOGNAME", "USER",
 )  # fmt: skip
-"""Not among them: WANDB_NOTES, a text that W&B is to show, and WANDB_IDENTITY_TOKEN_FILE, the path of a secret."""
+WANDB_SPELLINGS = {
+    "app_url_override": "WANDB_APP_URL", "root_dir": "WANDB_DIR", "run_name": "WANDB_NAME", "run_notes": "WANDB_NOTES",
+    "run_tags": "WANDB_TAGS", "run_job_type": "WANDB_JOB_TYPE", "x_graphql_timeout_seconds": "WANDB_HTTP_TIMEOUT",
+    "x_file_transfer_timeout_seconds": "WANDB_FILE_PUSHER_TIMEOUT", "email": "WANDB_USER_EMAIL",
+}  # fmt: skip
+"""Settings of wandb that have a variable besides the one named after them."""
+
+WELL_FORMED = {
+    # A value in the wrong form would be refused at once, and never reach what might write it.
+    "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "WANDB_BASE_URL": f"http://127.0.0.1:9/{SECRET}-base",
+    "WANDB_APP_URL": f"http://127.0.0.1:9/{SECRET}-app",
+    "WANDB_HTTP_PROXY": f"http://{SECRET}-proxy@127.0.0.1:9",
+    "WANDB_HTTPS_PROXY": f"http://{SECRET}-proxies@127.0.0.1:9",
+    "WANDB_X_EXTRA_HTTP_HEADERS": f'{{"X-Key": "{SECRET}-header"}}',
+    "WANDB_INSECURE_DISABLE_SSL": "true",
+    "WANDB_HTTP_TIMEOUT": "29",
+    "WANDB_ERROR_REPORTING": "false",
+}
+NO_SECRET = {"WANDB_INSECURE_DISABLE_SSL", "WANDB_HTTP_TIMEOUT", "WANDB_ERROR_REPORTING"}
+"""Two letters are found in any file."""
+
+
+def wandb_variables(folder: Path) -> dict[str, str]:
+    """Return a value for every variable that wandb takes a setting from, and for the others that it reads."""
+    fields = list(wandb.Settings.model_fields)
+    names = {f"WANDB_{field.upper()}" for field in fields} | {f"WANDB__{field[2:].upper()}" for field in fields}
+    read = {value for value in vars(wandb.env).values() if isinstance(value, str) and value.startswith("WANDB_")}
+    values = {name: f"{SECRET}-{name}" for name in {*names, *WANDB_SPELLINGS.values(), *read, "WANDB_CONFIG"}}
+    paths = {name: str(folder / f"{SECRET}-{name}") for name in SEEN if name.endswith(("_DIR", "_FILE"))}
+    paths.pop("WANDB_IDENTITY_TOKEN_FILE")  # wandb ends at once where that stands beside a key
+    values.pop("WANDB_IDENTITY_TOKEN_FILE")
+    return {**values, **paths, **WELL_FORMED}
 
 
 def start(*arguments: str, folder: Path, **variables: str) -> subprocess.Popen[str]:
@@ -84,25 +118,32 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def test_no_variable_of_the_environment_reaches_a_file(tmp_path: Path) -> None:
-    home = tmp_path / "home"
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
-    secrets = {name: f"{SECRET}-{number:02}" for number, name in enumerate(SECRET_VARIABLES)}
-    # A key in the wrong form would be refused at once, and never reach what might write it.
-    secrets["WANDB_API_KEY"] = "0123456789abcdef0123456789abcdef01234567"
+    of_wandb = wandb_variables(elsewhere)
+    secrets = {name: f"{SECRET}-{number:02}" for number, name in enumerate(SECRET_VARIABLES)} | of_wandb
+    (tmp_path / "sweeps").mkdir()
     process = start(
         "-m", "stages=1,2", "micro=2", *SMALL, "trackers=[wandb,tensorboard]", "wandb.mode=offline",
-        folder=tmp_path, HOME=str(home), WANDB_BASE_URL="http://127.0.0.1:9", **secrets,
+        folder=tmp_path / "sweeps", HOME=str(home), **secrets,
     )  # fmt: skip
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     files = files_of(tmp_path)
     assert {"result.json", "results.csv", "report.html"} <= {path.name for path in files}
-    assert any("wandb" in path.parts for path in files)
+    assert any(path.suffix == ".wandb" for path in files), output
     assert any("tensorboard" in path.parts for path in files)
     contents = {str(path.relative_to(tmp_path)): path.read_bytes() for path in files}
-    found = [(name, path) for name, value in secrets.items() for path in contents if value.encode() in contents[path]]
+    searched = {name: value.encode() for name, value in secrets.items() if name not in NO_SECRET}
+    found = [(name, path) for name, value in searched.items() for path in contents if value in contents[path]]
     assert found == []
+    assert [path for path in contents if SECRET in path and not path.startswith("elsewhere")] == []
     assert SECRET not in output
+
+
+def test_the_readme_names_the_variables_of_wandb_that_it_sees() -> None:
+    [sentence] = re.findall(r"W&B sees (.*?)\.\n", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert set(re.findall(r"WANDB_[A-Z_]+", sentence)) == SEEN
 
 
 MODULES = sorted((ROOT / "pipebench").rglob("*.py"))
@@ -153,6 +194,6 @@ def test_only_the_pipes_to_our_own_workers_carry_objects() -> None:
         for name, _ in names_in(ast.parse(path.read_text()))
         if name.partition(".")[0] == "multiprocessing"
     }
-    assert users == {"cli.py", "harness/hang.py", "harness/launch.py", "perf/targets.py"}
+    assert users == {"cli.py", "harness/hang.py", "harness/launch.py", "perf/targets.py", "temporary.py"}
     calls = {name for name, _ in names_in(ast.parse((ROOT / "pipebench/harness/launch.py").read_text()))}
     assert not calls & {"Listener", "Client", "mp.Manager", "multiprocessing.connection.Listener"}

@@ -6,6 +6,7 @@ PIPEBENCH_KILLS sets at how many random moments the sweep is killed (`make kills
 import csv
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from wandb_server import KEY, wandb_server
 
 from pipebench.record import read_json, read_result
 
@@ -26,17 +28,21 @@ GRID = (
 NO_TRACKER = "trackers=[]"
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+GONE_S = 5.0
+
+
+def start(folder: Path, *arguments: str, temporary: Path | None = None) -> subprocess.Popen[str]:
     """Start the command line as a user would, in a session of its own."""
+    own = {} if temporary is None else {"TMPDIR": str(temporary)}
     return subprocess.Popen(
         [sys.executable, "-m", "pipebench", *GRID, *arguments],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, start_new_session=True,
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **own}, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    process = start(folder, *arguments)
+def run(folder: Path, *arguments: str, temporary: Path | None = None) -> tuple[int, str, str]:
+    process = start(folder, *arguments, temporary=temporary)
     output, errors = process.communicate(timeout=240)
     return process.returncode, output, errors
 
@@ -44,6 +50,26 @@ def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
 def wait_for_line(process: subprocess.Popen[str], beginning: str) -> None:
     assert process.stdout is not None
     assert any(line.startswith(beginning) for line in process.stdout), process.communicate()[1]
+
+
+def wait_until_empty(folder: Path) -> None:
+    """Wait as long as a fork server may take that was still loading when its sweep ended."""
+    deadline = time.monotonic() + GONE_S
+    while list(folder.iterdir()):
+        assert time.monotonic() < deadline, sorted(folder.rglob("*"))
+        time.sleep(0.05)
+
+
+def wait_until_it_listens(process: subprocess.Popen[str]) -> None:
+    """Wait until the command catches SIGTERM, which Python by itself does not: before that, no line of ours has run."""
+    while not int(caught_signals(process.pid), 16) >> (signal.SIGTERM - 1) & 1:
+        assert process.poll() is None
+        time.sleep(0.001)
+
+
+def caught_signals(pid: int) -> str:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:")]
+    return line.split()[1]
 
 
 def sweeps(folder: Path) -> list[Path]:
@@ -60,6 +86,7 @@ def finished_points(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.glob("results/*/runs/*/result.json")}
 
 
+@pytest.mark.fault("SIGKILL of the parent at random moments", "rows and keys of an undisturbed sweep, no point twice")
 def test_a_sweep_killed_at_random_moments_ends_with_the_table_of_an_undisturbed_one(tmp_path: Path) -> None:
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     undisturbed.mkdir()
@@ -94,7 +121,35 @@ def test_a_sweep_killed_at_random_moments_ends_with_the_table_of_an_undisturbed_
         assert [path.name for path in sweep.rglob(".*") if path.is_file()] == [".lock"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6, 0.9, 1.2, 1.6, 2.0, 2.5, 3.0])
+@pytest.mark.fault("Ctrl-C {after_s} s after the start", "one line, exit code 130, nothing left that holds nothing")
+def test_an_interrupt_at_any_moment_of_the_start_is_one_line(after_s: float, tmp_path: Path, temporary: Path) -> None:
+    process = start(tmp_path, NO_TRACKER, temporary=temporary)
+    wait_until_it_listens(process)
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert re.fullmatch("interrupted.*\n", errors), errors
+    assert process.returncode == 130
+    wait_until_empty(temporary)
+    if (tmp_path / "results").exists():
+        assert all((sweep / "sweep.json").exists() for sweep in sweeps(tmp_path))
+
+
+@pytest.mark.fault("Ctrl-C while the process ends", "the exit code of the sweep, no line")
+def test_an_interrupt_at_the_very_end_says_nothing(tmp_path: Path, temporary: Path) -> None:
+    process = start(tmp_path, NO_TRACKER, "engine=simulate", temporary=temporary)
+    wait_for_line(process, "again ")
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+    assert process.communicate()[1] in ("", "interrupted\n")
+    assert process.returncode in (0, 130)
+    wait_until_empty(temporary)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.fault("{number.name} once", "one line, a report, exit code 130, the point interrupted and run again")
 def test_a_point_that_is_interrupted_says_so_and_is_run_again(number: signal.Signals, tmp_path: Path) -> None:
     process = start(tmp_path, NO_TRACKER, "steps=100")
     wait_for_line(process, "[1/4]")
@@ -119,8 +174,9 @@ def test_a_point_that_is_interrupted_says_so_and_is_run_again(number: signal.Sig
     assert sum(before[path] == content for path, content in finished_points(tmp_path).items() if path in before) == 1
 
 
-def test_a_second_interrupt_leaves_at_once_and_nothing_corrupt(tmp_path: Path) -> None:
-    process = start(tmp_path, NO_TRACKER)
+@pytest.mark.fault("Ctrl-C twice", "at once, exit code 130, no temporary file, results whole, resumed")
+def test_a_second_interrupt_leaves_at_once_and_nothing_corrupt(tmp_path: Path, temporary: Path) -> None:
+    process = start(tmp_path, NO_TRACKER, temporary=temporary)
     wait_for_line(process, "[2/4]")
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)  # the report takes seconds
@@ -129,6 +185,7 @@ def test_a_second_interrupt_leaves_at_once_and_nothing_corrupt(tmp_path: Path) -
     process.communicate(timeout=60)
     assert time.monotonic() - began < 5
     assert process.returncode == 130
+    wait_until_empty(temporary)
     assert all(read_result(path).status in ("ok", "interrupted") for path in finished_points(tmp_path))
     code, output, errors = run(tmp_path, NO_TRACKER)
     assert (code, errors) == (0, "")
@@ -162,6 +219,7 @@ def test_a_result_that_becomes_unreadable_while_the_sweep_runs_makes_the_exit_co
     assert [row[1] for row in table(sweep)] == ["unreadable", "ok"]
 
 
+@pytest.mark.fault("two sweeps at once in one folder", "neither sees the other")
 def test_two_sweeps_at_once_in_one_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
     both = [start(tmp_path, NO_TRACKER) for _ in range(2)]
     for process in both:
@@ -172,6 +230,7 @@ def test_two_sweeps_at_once_in_one_folder_do_not_disturb_each_other(tmp_path: Pa
     assert {row[1] for row in table(first)} == {"ok"}
 
 
+@pytest.mark.fault("disk full", "one line, other results untouched, resumed when there is room")
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on_when_there_is_room(tmp_path: Path) -> None:
     """A limit on the size of a file refuses to write as a full disk does."""
     process = start(tmp_path, NO_TRACKER)
@@ -190,6 +249,55 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on_when_there_is_room
     assert (code, errors) == (0, "")
     assert output.startswith("resuming: ")
     assert before.items() <= finished_points(tmp_path).items()
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+@pytest.mark.fault("SIGKILL of the parent, W&B {mode}", "no temporary file after 5 s")
+def test_a_killed_sweep_leaves_no_temporary_file_of_wandb(
+    mode: str, loopback_only: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, temporary: Path
+) -> None:
+    with wandb_server() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        process = start(tmp_path, "trackers=[wandb]", f"wandb.mode={mode}", temporary=temporary)
+        wait_for_line(process, "[2/4]")
+        assert list(temporary.glob("*/*wandb*"))
+        process.kill()
+        process.communicate()
+        wait_until_empty(temporary)
+
+
+@pytest.mark.fault("W&B's port refused", "no temporary file after the sweep")
+def test_a_sweep_without_its_server_leaves_no_temporary_file(
+    loopback_only: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, temporary: Path
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    process = start(tmp_path, "trackers=[wandb]", "wandb.mode=online", "engine=simulate", temporary=temporary)
+    output, _ = process.communicate(timeout=120)
+    assert "W&B is not reachable" in output
+    assert process.returncode == 0
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_dead_sweep_left_is_removed_by_the_next(tmp_path: Path, temporary: Path) -> None:
+    """Without workers there is no fork server that could."""
+    process = start(tmp_path, NO_TRACKER, "engine=simulate", temporary=temporary)
+    wait_for_line(process, "[1/")
+    process.kill()
+    process.communicate()
+    [left] = temporary.iterdir()
+    (temporary / "pipebench-of-another").mkdir()
+    assert run(tmp_path, NO_TRACKER, "engine=simulate", temporary=temporary)[0] == 0
+    assert [path.name for path in temporary.iterdir()] == ["pipebench-of-another"], left
+
+
+def test_a_temporary_folder_with_a_long_path_does_not_keep_a_sweep_from_running(
+    tmp_path: Path, temporary: Path
+) -> None:
+    deep = temporary / ("x" * 80)
+    deep.mkdir()
+    assert run(tmp_path, NO_TRACKER, temporary=deep)[0] == 0
+    assert list(deep.iterdir()) == []
 
 
 def test_trackers_have_each_point_of_a_resumed_sweep_once(loopback_only: None, tmp_path: Path) -> None:

@@ -387,6 +387,9 @@ def test_a_measured_point_is_the_profile_of_simulated_ones(
     assert len(list((simulated / "wandb").glob("offline-run-*"))) == 8  # and the one device's, and the sweep's own
 
 
+@pytest.mark.fault(
+    "schedule file that cannot proceed", "refused before the start, the waiting ranks named, exit code 2"
+)
 def test_a_schedule_file_that_cannot_proceed_is_refused_with_its_grid(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1B1,1F1\n")
     done = run("schedule=bad.csv", "micro=2", folder=tmp_path)

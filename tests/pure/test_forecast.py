@@ -6,7 +6,7 @@ import pytest
 from test_config import TWO_GPUS, point
 from test_costs import LAYERS
 
-from pipebench.harness.forecast import memory_by_process, why_too_large
+from pipebench.harness.forecast import memory_by_process, why_too_large, why_weights_too_large
 from pipebench.harness.prepare import Prepared, schedule_of
 from pipebench.machine import Capacity, capacity
 from pipebench.record import StageMemory
@@ -23,6 +23,15 @@ def ranks(*mebibytes: int) -> list[StageMemory]:
 def test_on_the_cpu_all_ranks_share_the_memory(free: int, told: str) -> None:
     reason = why_too_large(point(ON_CPU), ranks(1, 2, 3, 4), Capacity(free * MIB, []))
     assert reason.partition(" (")[0] == told
+
+
+@pytest.mark.parametrize(("optimizer", "needed"), [("sgd", 20), ("adam", 40)])
+def test_weights_alone_are_too_large_however_they_are_cut(optimizer: str, needed: int) -> None:
+    config = point(f"{ON_CPU} optimizer={optimizer}")
+    for free, told in ((needed, ""), (needed - 1, f"optimizer alone, need at least {needed} MiB, {needed - 1} MiB of")):
+        reason = why_weights_too_large(config, 10 * MIB, Capacity(free * MIB, []))
+        assert told in reason
+        assert bool(told) == bool(reason)
 
 
 def test_where_nothing_tells_what_is_free_everything_may_run() -> None:

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "pipebench"
 
 LAYERS = [
     ["errors"],
-    ["seeds", "machine", "conditions", "files", "schedule", "trace", "linear"],
+    ["seeds", "machine", "interrupts", "temporary", "conditions", "files", "schedule", "trace", "linear"],
     ["config", "compose", "record", "metrics", "costs", "rows", "grid", "ledger", "render"],
     ["models", "data", "engine"],
     ["peers"],
@@ -35,9 +35,9 @@ STRANGERS = {("models", "engine"), ("engine", "models"), ("models", "data"), ("d
 ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
-WITHOUT_TORCH = ["errors", "seeds", "machine", "conditions", "files", "schedule", "trace", "config", "compose",
-                 "record", "metrics", "costs", "ledger", "rows", "grid", "render", "display", "report",
-                 "tracking", "dry_run", "perf", "compare", "cli", "push", "dashboard", "__main__"]  # fmt: skip
+WITHOUT_TORCH = ["errors", "seeds", "machine", "interrupts", "temporary", "conditions", "files", "schedule", "trace",
+                 "config", "compose", "record", "metrics", "costs", "ledger", "rows", "grid", "render", "display",
+                 "report", "tracking", "dry_run", "perf", "compare", "cli", "push", "dashboard", "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
     "pipebench.engine.microbatch",
@@ -49,6 +49,7 @@ TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.harness.jobs",
     "pipebench.harness.launch",
     "pipebench.harness.limits",
+    "pipebench.harness.orphans",
     "pipebench.harness.prepare",
     "pipebench.harness.resume",
     "pipebench.harness.simulated",

@@ -232,6 +232,7 @@ def test_what_other_code_torch_or_machine_measured_is_listed_and_set_aside(
     assert read_result(path.with_name("result.json.old-1")).repeats == before.repeats
 
 
+@pytest.mark.fault("result.json {damage}", "one line, set aside and measured again, others untouched")
 @pytest.mark.parametrize("damage", ["halved", "emptied", "another's", "nonsense", "no repeats of ranks", "status"])
 def test_a_damaged_result_is_set_aside_told_in_one_line_and_measured_again(damage: str, tmp_path: Path) -> None:
     folder = sweep(tmp_path, stopped_after=6)
@@ -281,6 +282,7 @@ def test_a_second_look_stays_or_goes_with_its_point(tmp_path: Path) -> None:
     assert again.with_name("again.json.old-1").exists()
 
 
+@pytest.mark.fault("file half written by a killed process", "removed, and nothing else")
 def test_only_what_a_killed_process_left_half_written_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,6 +400,7 @@ def cut(folder: Path) -> None:
     path.write_text(path.read_text()[:100])
 
 
+@pytest.mark.fault("sweep.json cut in half", "passed over with a word; resume=FOLDER takes its results")
 def test_a_cut_sweep_json_is_passed_over_with_a_word_and_its_results_are_taken_by_name(tmp_path: Path) -> None:
     folder = sweep(tmp_path, stopped_after=6)
     cut(folder)
@@ -519,6 +522,7 @@ def test_points_are_simulated_the_same_each_time() -> None:
     assert simulate_point(empty) == simulate_point(empty)
 
 
+@pytest.mark.fault("folder that cannot be written", "refused by name in one line; resume=auto starts anew")
 def test_a_sweep_in_which_nothing_can_be_written_is_refused_by_name_and_left_alone_by_auto(tmp_path: Path) -> None:
     folder = sweep(tmp_path, stopped_after=1)
     (folder / ".lock").unlink()
