@@ -37,7 +37,8 @@ ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 
 WITHOUT_TORCH = ["errors", "seeds", "machine", "interrupts", "temporary", "conditions", "files", "schedule", "trace",
                  "config", "compose", "record", "metrics", "costs", "ledger", "rows", "grid", "render", "display",
-                 "report", "tracking", "dry_run", "perf", "compare", "cli", "push", "dashboard", "__main__"]  # fmt: skip
+                 "report", "tracking", "dry_run", "perf", "compare", "cli", "push", "dashboard",
+                 "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
     "pipebench.engine.microbatch",
