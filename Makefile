@@ -17,7 +17,7 @@ test: $(VENV)/.test
 	$(PY) -m pytest
 
 faults: $(VENV)/.test
-	$(PY) -m pytest -m fault --faults-table results/faults/faults.md
+	$(PY) -m pytest tests -m fault --faults-table results/faults/faults.md
 
 kills: $(VENV)/.test
 	PIPEBENCH_KILLS=20 $(PY) -m pytest tests/end_to_end/test_stopped_sweeps.py -k killed

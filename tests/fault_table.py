@@ -1,8 +1,8 @@
 """The table of faults: what was promised, and what was seen, of every test that says so.
 
 A test says it with the mark `fault(fault, promised)`, whose words may hold names of the test's parameters in braces;
-one with the bare mark and the fixture `promise` tells what it saw in more than a word. `pytest -m fault` runs them all;
-`--faults-table FILE` writes the table as Markdown; it is printed in any case.
+one with the bare mark and the fixture `promise` tells what it saw in more than a word. `pytest tests -m fault` runs
+them all; `--faults-table FILE` writes the table as Markdown; it is printed in any case.
 """
 
 from collections.abc import Callable, Iterator

@@ -26,14 +26,14 @@ from typing import TypeVar
 import pytest
 import wandb  # noqa: F401, here: what it makes at import must outlive the first test
 from test_tracking import service_processes
-from tracked import run_folders
+from tracked import a_result, log, run_folders
 from wandb_server import KEY, wandb_server
 
 from pipebench import cli, push
 from pipebench.cli import main
 from pipebench.config import RunConfig
 from pipebench.report.sweep import read_sweep
-from pipebench.tracking import Trackers, make_trackers
+from pipebench.tracking import Trackers, make_trackers, wandb_runs
 from pipebench.tracking.wandb_runs import REPORT, run_id
 
 T = TypeVar("T")
@@ -158,6 +158,19 @@ def test_a_server_that_fails_costs_seconds_and_one_line(
         assert re.search(f"no answer from {address} within 11 s$|: Timed out .*: ", warning), warning
     assert len(run_folders(folder)) == 7, "four points, two references, the sweep"
     push_completes(folder, monkeypatch, capfd)
+
+
+def test_a_server_that_is_given_up_is_named(
+    folder: Path, warnings_told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service is killed then, of which wandb's own error says nothing a user could use."""
+    monkeypatch.setattr(wandb_runs, "MOST_S", 2.0)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    with black_holed() as address:
+        monkeypatch.setenv("WANDB_BASE_URL", address)
+        log(folder, [a_result("aaa")], warnings_told, mode="online")
+    [warning] = warnings_told
+    assert warning.endswith(f": no answer from {address} within 2 s")
 
 
 @pytest.mark.fault("W&B server silent after {runs} runs", "all rows, one line, at most 15 s, push completes it")
