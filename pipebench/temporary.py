@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -28,6 +29,8 @@ _VARIABLE = "PIPEBENCH_TEMPORARY"
 
 _LONGEST = 107 - 32
 """Bytes of a folder's path, so that the sockets of multiprocessing have room below it: the kernel takes 107."""
+
+_TRIES, _BETWEEN_TRIES_S = 20, 0.05
 
 _AFTER_MULTIPROCESSING = -200
 """It removes its own folder at -100, and would complain that it is gone."""
@@ -70,15 +73,18 @@ def remove_own() -> None:
 def remove_behind_owner() -> None:
     """Remove the folder of the process that started this one, unless that lives.
 
-    Where the owner has removed it, some module may have made it anew, without the lock.
+    Where the owner has removed it, some module may have made it anew, without the lock. One that is killed may still
+    be closing its files in another thread when its children hear of it, so they ask for its lock more than once.
     """
     folder = Path(os.environ.get(_VARIABLE, ""))
     if not folder.name.startswith(PREFIX):
         return
-    if (folder / _OWNER).exists():
+    for _ in range(_TRIES):
+        if not (folder / _OWNER).exists():
+            _remove(folder)
+            return
         _remove_if_abandoned(folder)
-    else:
-        _remove(folder)
+        time.sleep(_BETWEEN_TRIES_S)
 
 
 def _remove_if_abandoned(folder: Path) -> None:

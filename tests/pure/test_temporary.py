@@ -3,10 +3,12 @@
 import fcntl
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
+from pipebench import temporary as temporary_folders
 from pipebench.errors import ResultError
 from pipebench.temporary import private_temporary_folder, remove_behind_owner, remove_own
 
@@ -86,3 +88,22 @@ def test_nothing_of_a_plain_temporary_folder_is_removed_behind_an_owner(
     monkeypatch.delenv("PIPEBENCH_TEMPORARY", raising=False)
     remove_behind_owner()
     assert [path.name for path in base.iterdir()] == ["owner"]
+
+
+def test_an_owner_that_takes_a_moment_to_die_is_waited_for(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with private_temporary_folder():
+        own = Path(tempfile.gettempdir())
+    monkeypatch.setenv("PIPEBENCH_TEMPORARY", str(own))
+    [owner] = temporary_folders._owned.values()
+    threading.Timer(0.2, owner.close).start()
+    remove_behind_owner()
+    assert not own.exists()
+
+
+def test_a_living_owner_keeps_its_folder(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with private_temporary_folder():
+        own = Path(tempfile.gettempdir())
+    monkeypatch.setenv("PIPEBENCH_TEMPORARY", str(own))
+    remove_behind_owner()
+    assert own.exists()
+    remove_own()
