@@ -5,9 +5,7 @@ In one process and without real points where it can be, since hundreds are tried
 
 import random
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -62,9 +60,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Stand in for the sweep: note that a command line was accepted, in an empty folder."""
     accepted: list[str] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pipebench.cli._run", lambda plan, work, first: accepted.append("run") or 0)
+    monkeypatch.setattr("pipebench.cli._take_and_run", lambda plan, first: accepted.append("run") or 0)
     monkeypatch.setattr("pipebench.cli.preview", lambda plan, profile: accepted.append("dry run"))
-    monkeypatch.setattr("pipebench.cli.take_folder", lambda plan, first: SimpleNamespace(lock=nullcontext()))
     return accepted
 
 
