@@ -33,7 +33,7 @@ from pipebench.harness.sweep import (
 )
 from pipebench.interrupts import SIGNALS, held_back, interrupt
 from pipebench.machine import this_machine
-from pipebench.record import RunResult
+from pipebench.record import RunResult, read_json
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
 from pipebench.schedule.builders import SCHEDULES
 from pipebench.schedule.catalogue import is_file, takes_chunks
@@ -158,9 +158,14 @@ def _run(plan: Plan, work: Work, first: RunConfig) -> int:
         trackers.finish()
     for label, line in trackers.where():
         print(f"{label:<11}", line)
-    if code == 130:
+    if code == 130 and _is_unfinished(work.folder):
         print(f"interrupted: {_how_to_go_on(plan)}", file=sys.stderr)
     return code
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Tell whether the same command would go on in this folder: it holds a sweep, and that is not over."""
+    return (folder / SWEEP_FILE).exists() and not read_json(folder / SWEEP_FILE)["finished"]
 
 
 def _run_and_conclude(plan: Plan, work: Work, display: Display, trackers: Trackers) -> int:
