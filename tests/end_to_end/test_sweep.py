@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from test_stopped_sweeps import wait_until_empty
 
 from pipebench.compose import EXPERIMENTS_DIR
 from pipebench.peers.abilities import TORCH_SCHEDULES
@@ -192,24 +193,24 @@ def test_every_experiment_runs_with_two_steps(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_sweep_reports_what_it_has_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+def test_an_interrupted_sweep_reports_what_it_has_and_leaves_nothing(
+    number: signal.Signals, tmp_path: Path, temporary: Path
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "pipebench", "-m", "micro=1,2,3", "steps=1000", *SMALL, "wandb.mode=disabled"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}, text=True,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    while not list(scratch.glob("pipebench-*")):  # a point is running
+    while not list(temporary.rglob("store")):  # a point is running
         time.sleep(0.1)
-        assert process.poll() is None
+        assert process.poll() is None, process.communicate()
     time.sleep(1)
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "pending" in output
-    assert not list(scratch.glob("pipebench-*"))
+    wait_until_empty(temporary)
     [results] = (tmp_path / "results").iterdir()
     assert len(rows_of(results)) == 3
 
