@@ -13,6 +13,9 @@ from pipebench.machine import Machine
 ONE_PROCESS = ("torchgpipe",)
 """Engines whose stages, however many, live in one process."""
 
+ONE_DEVICE = ("single",)
+"""Engines that take one device, whatever number of them others share the work between."""
+
 WHOLE_MODEL = (*ONE_PROCESS, "ddp", "fsdp")
 """Engines that follow no rows of a schedule: each of their processes is given all layers."""
 

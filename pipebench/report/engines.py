@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pipebench.grid import K, M, axes_of
 from pipebench.metrics import Ratio, paired_ratio
-from pipebench.peers.abilities import NO_PIPELINE, ONE_PROCESS
+from pipebench.peers.abilities import NO_PIPELINE, ONE_DEVICE
 from pipebench.record import RunResult, one_line_errors, step_groups
 from pipebench.report.cells import NOTHING, bubble, marks, mebibytes, milliseconds, scientific, with_interval
 from pipebench.report.comparison import LEAST_FLOOR, verdict_on
@@ -74,7 +74,7 @@ def _sets(rows: Sequence[Row]) -> dict[str, list[Row]]:
     for row in rows:
         found.setdefault(tuple(str(row[name]) for name in names), []).append(row)
     for row in rows:
-        if row["engine"] in ONE_PROCESS and row[K] == 1:
+        if row["engine"] in ONE_DEVICE and row[K] == 1:
             for members in found.values():
                 if row not in members and all(row[name] == members[0][name] for name in names if name != K):
                     members.append(row)
