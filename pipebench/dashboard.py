@@ -18,7 +18,7 @@ from pipebench.compose import CONF_DIR, CONFIG_NAME
 from pipebench.errors import ConfigError, first_line
 from pipebench.ledger import PARTS
 from pipebench.tracking.wandb_environment import wandb_environment
-from pipebench.tracking.wandb_runs import MICRO_BATCHES, TRAINING_STEP
+from pipebench.tracking.wandb_runs import MICRO_BATCHES, TRAINING_STEP, end_service, no_longer_than
 
 if TYPE_CHECKING:
     from wandb_workspaces.reports.v2 import BarPlot, LinePlot, MediaBrowser, ScatterPlot
@@ -31,6 +31,10 @@ MOST_RUNS = 100
 HOW_TO_SAVE = "not saved; with a key (wandb login): python -m pipebench.dashboard --save"
 
 
+MOST_S = 45.0
+"""Seconds for all that is asked of W&B: it waits up to half a minute for one answer of a server that is not there."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Save the workspace and print its address, or print its specification; return the exit code, 1 on failure."""
     arguments = _parse(argv)
@@ -40,8 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError:
         print("wandb-workspaces is missing: pip install 'pipebench[dashboard]'", file=sys.stderr)
         return 1
-    with wandb_environment():
-        return _save_or_show(arguments)
+    with wandb_environment(), no_longer_than(MOST_S, "online"):
+        try:
+            return _save_or_show(arguments)
+        finally:
+            end_service()  # left to the interpreter's end, a service that goes on trying would hold it for minutes
 
 
 def _save_or_show(arguments: argparse.Namespace) -> int:

@@ -109,7 +109,7 @@ class WandbRuns:
     def finish(self) -> None:
         """End wandb's service process."""
         with inside_sweep(self._folder):
-            _end_service()
+            end_service()
 
     def where(self) -> list[str]:
         online = [self._url] if self._url else []
@@ -130,7 +130,7 @@ class WandbRuns:
         """Write a run and remove what it replaces; where it fails, remove what there is of it and return the error."""
         before = set(self._run_folders(about.key))
         try:
-            with inside_sweep(self._folder), _no_longer_than(MOST_S, self._mode):
+            with inside_sweep(self._folder), no_longer_than(MOST_S, self._mode):
                 run = self._start(about)
                 _log_and_end(run, log)
         except Exception as error:
@@ -274,7 +274,7 @@ def _remove(folders: Iterable[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _no_longer_than(seconds: float, mode: str) -> Iterator[None]:
+def no_longer_than(seconds: float, mode: str) -> Iterator[None]:
     """Kill the service when the block takes longer: whatever waits for it fails then, and TimeoutError is raised.
 
     wandb's own limits hold for a start and an end each; an online table asks the server besides, for half a minute.
@@ -323,7 +323,7 @@ def _children() -> list[int]:
     return pids
 
 
-def _end_service() -> None:
+def end_service() -> None:
     """End the service process, if there is one; the next `wandb.init` starts another."""
     if "wandb" not in sys.modules:
         return
