@@ -39,7 +39,12 @@ def scaled_gradient(job: RankJob, report: Report) -> RankRecord:
 
 
 def fills_the_disk(job: RankJob, report: Report) -> RankRecord:
-    """Leave no room in the temporary folder, and run into that; what a worker prints lies there too."""
+    """Leave no room in the temporary folder, and run into that; what a worker prints lies there too.
+
+    Rank 0 does it: with two at it, either may be the first to fail.
+    """
+    if job.rank != 0:
+        time.sleep(60)
     with (Path(job.store).parent / "large").open("wb", buffering=0) as file:
         while file.write(bytes(1024)):
             pass

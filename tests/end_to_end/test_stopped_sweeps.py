@@ -121,7 +121,7 @@ def test_a_sweep_killed_at_random_moments_ends_with_the_table_of_an_undisturbed_
         assert [path.name for path in sweep.rglob(".*") if path.is_file()] == [".lock"]
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6, 0.9, 1.2, 1.6, 2.0, 2.5, 3.0])
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 0.9, 1.6, 2.5])
 @pytest.mark.fault(
     "Ctrl-C {after_s} s after the start", "a line or two, exit code 130, nothing left that holds nothing"
 )
