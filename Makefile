@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 ARGS   ?= -m stages=2,4,8 micro=4,16,32
+# Tests that start no ranks and time nothing, so two may run at once.
+QUIET  := tests/pure tests/threads tests/report
 
 .PHONY: bench test faults kills soak perf peers readme-results clean
 
@@ -14,7 +16,8 @@ test: $(VENV)/.test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses 2 --dist loadfile $(QUIET)
+	$(PY) -m pytest $(QUIET:%=--ignore=%)
 
 faults: $(VENV)/.test
 	$(PY) -m pytest tests -m fault --faults-table results/faults/faults.md
