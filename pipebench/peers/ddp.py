@@ -14,9 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import gradients_of, layers_of
-from pipebench.engine.stopwatch import no_spans
 from pipebench.peers.protocol import Parts
-from pipebench.peers.whole_model import WholeModel, micro_batches_of_rank
+from pipebench.peers.whole_model import WholeModel, micro_batches_of_rank, summed_over_ranks
 
 
 class DataParallel:
@@ -40,24 +39,21 @@ class DataParallel:
         self.sent_bytes: int | None = 2 * (self._num_ranks - 1) * reduced_bytes // self._num_ranks
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
-        loss = self._accumulate(step, batch)
-        summed = dist.all_reduce(loss, async_op=True)  # under way while the optimizer works
-        [optimizer] = self.optimizers
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-        summed.wait()
-        return StepOutcome(no_spans, float(loss))
+        return summed_over_ranks(self._accumulate(step, batch), self._update)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
-        loss = self._accumulate(step, batch)
-        dist.all_reduce(loss)
-        return StepOutcome(no_spans, float(loss))
+        return summed_over_ranks(self._accumulate(step, batch), lambda: None)
 
     def gradients(self) -> dict[int, list[Tensor]]:
         return gradients_of(self.layers)
 
     def held_bytes(self) -> int:
         return 0
+
+    def _update(self) -> None:
+        [optimizer] = self.optimizers
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
 
     def _accumulate(self, step: int, batch: MiniBatch) -> Tensor:
         """Return this rank's part of the mini-batch's mean loss."""

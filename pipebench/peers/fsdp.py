@@ -17,9 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import layers_of
-from pipebench.engine.stopwatch import no_spans
 from pipebench.peers.protocol import Parts
-from pipebench.peers.whole_model import WholeModel, micro_batches_of_rank
+from pipebench.peers.whole_model import WholeModel, micro_batches_of_rank, summed_over_ranks
 
 
 class FullySharded:
@@ -45,18 +44,10 @@ class FullySharded:
         self.optimizers = [_fit_for_shards(parts.make_optimizer(list(self._model.parameters())))]
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
-        loss = self._accumulate(step, batch)
-        summed = dist.all_reduce(loss, async_op=True)  # under way while the optimizer works
-        [optimizer] = self.optimizers
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        summed.wait()
-        return StepOutcome(no_spans, float(loss))
+        return summed_over_ranks(self._accumulate(step, batch), self._update)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
-        loss = self._accumulate(step, batch)
-        dist.all_reduce(loss)
-        return StepOutcome(no_spans, float(loss))
+        return summed_over_ranks(self._accumulate(step, batch), lambda: None)
 
     def gradients(self) -> dict[int, list[Tensor]]:
         return {
@@ -66,6 +57,11 @@ class FullySharded:
 
     def held_bytes(self) -> int:
         return 0
+
+    def _update(self) -> None:
+        [optimizer] = self.optimizers
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     def _accumulate(self, step: int, batch: MiniBatch) -> Tensor:
         """Return this rank's part of the mini-batch's mean loss."""

@@ -4,17 +4,20 @@ They run on the layers, weights, dropout and recompute segments of the pipeline 
 what their users have, `torch.utils.checkpoint`, so it happens inside a backward.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipebench.config import RunConfig
 from pipebench.data.batch import MiniBatch
+from pipebench.engine.executor import StepOutcome
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.stage import Stage
+from pipebench.engine.stopwatch import no_spans
 from pipebench.schedule.builders import Recompute
 
 
@@ -44,6 +47,14 @@ class WholeModel(nn.Module):
             # The generator's state need not be kept: a stage seeds it anew.
             x = checkpoint(run, x, use_reentrant=False, preserve_rng_state=False) if micro_batch.recomputed else run(x)
         return x * micro_batch.share
+
+
+def summed_over_ranks(loss: Tensor, meanwhile: Callable[[], None]) -> StepOutcome:
+    """Return the mini-batch's loss from each rank's part of it, and let the ranks work while it is added up."""
+    summed = dist.all_reduce(loss, async_op=True)
+    meanwhile()
+    summed.wait()
+    return StepOutcome(no_spans, float(loss))
 
 
 def _run(stage: Stage, step: int, micro_batch: MicroBatch, x: Tensor) -> Tensor:
