@@ -295,6 +295,7 @@ def _reference(point: RunConfig) -> RunConfig:
         memory_limit="auto",
         recompute="never",
         partition="uniform",
+        transport="auto",
         engine="simulate" if point.engine == "simulate" else "pipebench",
         profile=point.profile if point.engine == "simulate" else None,
     )
@@ -452,10 +453,10 @@ def _needs_times(config: RunConfig) -> bool:
 
 
 def _link(config: RunConfig, known: Known, on_progress: OnProgress) -> Link:
-    """Measure what a search must know of transfers, once per device and threads; who searches nothing needs nothing."""
+    """Measure what a search must know of transfers, once per way between ranks; who searches nothing needs nothing."""
     if config.schedule != ZB_AUTO or config.stages == 1:
         return Link()
-    name = f"{config.device}/{config.threads}"
+    name = f"{config.device}/{config.threads}/{config.transport}"
     if name not in known.links:
         with _scratch() as folder:
             cores = _cores_of(int(config.threads), num_ranks=2)

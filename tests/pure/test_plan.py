@@ -63,3 +63,8 @@ def test_it_is_one_that_runs(tmp_path: Path) -> None:
 )
 def test_nothing_is_measured_twice_where_there_is_nothing_to_compare(command_line: str) -> None:
     assert planned(command_line).again is None
+
+
+def test_one_device_sends_nothing_so_points_that_differ_in_transport_share_its_reference() -> None:
+    plan = planned("-m stages=2 micro=2,4 transport=shared,network")
+    assert (len(plan.points), len(plan.references)) == (4, 1)
