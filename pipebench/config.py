@@ -290,6 +290,8 @@ def _check_names(config: RunConfig) -> None:
     _check_name("device", config.device, DEVICES)
     _check_name("gate", config.gate, GATES)
     _check_name("transport", config.transport, TRANSPORTS)
+    if config.transport == "shared" and not hasattr(os, "memfd_create"):
+        _fail("transport", "shared", "auto or network: only Linux has the memory it needs")
     _check_name("on_failure", config.on_failure, ON_FAILURE)
     _check_name("wandb.mode", config.wandb.mode, WANDB_MODES)
     _check_trackers(config.trackers)

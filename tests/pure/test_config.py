@@ -515,3 +515,9 @@ def test_help_names_the_experiment(help_text: str, experiment: str) -> None:
 @pytest.mark.parametrize("key", TOP_LEVEL_KEYS)
 def test_help_mentions_the_key(help_text: str, key: str) -> None:
     assert re.search(rf"(?<![\w.]){key}[=.]", help_text)
+
+
+def test_shared_memory_where_there_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.memfd_create")
+    with pytest.raises(ConfigError, match="transport=shared: expected auto or network"):
+        resolve(point("transport=shared"), TWO_CORES)
