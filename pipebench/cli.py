@@ -20,7 +20,7 @@ from pipebench.config import RunConfig, resolve
 from pipebench.display import Display, make_display
 from pipebench.dry_run import preview
 from pipebench.errors import ConfigError, ResultError, ScheduleError, one_line
-from pipebench.harness.resume import LOCK_FILE, Work, take_folder
+from pipebench.harness.resume import LOCK_FILE, Work, is_unfinished, take_folder
 from pipebench.harness.sweep import (
     SWEEP_FILE,
     Observer,
@@ -33,7 +33,7 @@ from pipebench.harness.sweep import (
 )
 from pipebench.interrupts import SIGNALS, held_back, interrupt
 from pipebench.machine import this_machine
-from pipebench.record import RunResult, read_json
+from pipebench.record import RunResult
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
 from pipebench.schedule.builders import SCHEDULES
 from pipebench.schedule.catalogue import is_file, takes_chunks
@@ -158,14 +158,9 @@ def _run(plan: Plan, work: Work, first: RunConfig) -> int:
         trackers.finish()
     for label, line in trackers.where():
         print(f"{label:<11}", line)
-    if code == 130 and _is_unfinished(work.folder):
+    if code == 130 and is_unfinished(work.folder):
         print(f"interrupted: {_how_to_go_on(plan)}", file=sys.stderr)
     return code
-
-
-def _is_unfinished(folder: Path) -> bool:
-    """Tell whether the same command would go on in this folder: it holds a sweep, and that is not over."""
-    return (folder / SWEEP_FILE).exists() and not read_json(folder / SWEEP_FILE)["finished"]
 
 
 def _run_and_conclude(plan: Plan, work: Work, display: Display, trackers: Trackers) -> int:
@@ -249,6 +244,7 @@ def _conclude(folder: Path, trackers: Trackers) -> bool:
 
     Imported late, since pandas and seaborn take a second.
     """
+    from pipebench.report.engines import engine_sets
     from pipebench.report.sweep import UNREADABLE, read_sweep
     from pipebench.report.terminal import print_engines, print_glance, print_table
     from pipebench.report.write import write_report
@@ -258,8 +254,9 @@ def _conclude(folder: Path, trackers: Trackers) -> bool:
     print()
     print_table(sweep.rows)
     print()
-    print_engines(sweep)
-    print_glance(sweep)
+    engines = engine_sets(sweep)
+    print_engines(engines)
+    print_glance(sweep, engines)
     print()
     print("report     ", folder / "report.html", "for a browser; report.md, results.csv and pictures beside it")
     print("points     ", folder / "runs", "has a result.json and a trace.json (for ui.perfetto.dev) each")

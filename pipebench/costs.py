@@ -182,7 +182,9 @@ def _from_result(path: Path, config: RunConfig) -> Profile:
                 raise ConfigError(f"profile={path}: is of {_named(key, theirs)}: expected {_named(key, ours)}")
         profile = profile_of(result)
         if profile is None:
-            raise ConfigError(f"profile={path}: engine={result.config.engine} recorded no spans: expected pipebench's")
+            raise ConfigError(
+                f"profile={path}: engine={result.config.engine} recorded no spans: expected an engine that does"
+            )
         return profile
     except (ResultError, ValueError) as error:
         raise ConfigError(f"profile={error}") from error

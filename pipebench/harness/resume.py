@@ -219,6 +219,11 @@ def _lock(folder: Path) -> TextIO | None:
     return file
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Tell whether the same command would go on in this folder: it holds a sweep, and that is not over."""
+    return (folder / SWEEP_FILE).exists() and not _is_finished(_read_state(folder))
+
+
 def _is_finished(state: Mapping[str, Any]) -> bool:
     """Sweeps older than the word are left alone."""
     return bool(state.get("finished", True))

@@ -33,7 +33,7 @@ def threads_each(config: RunConfig) -> int:
 
     Where one process runs what stands for K devices, it has the threads of all K.
     """
-    return int(config.threads) * (config.stages if config.engine == "torchgpipe" else 1)
+    return int(config.threads) * (config.stages if config.engine in ONE_PROCESS else 1)
 
 
 def follows_rows(config: RunConfig) -> bool:

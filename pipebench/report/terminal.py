@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pipebench.grid import K, M, varying
 from pipebench.report.cells import LEGEND, MARKS, NOTHING, bubble, digits, marks, mebibytes, with_interval
-from pipebench.report.engines import engine_sets
+from pipebench.report.engines import EngineSet
 from pipebench.report.glance import at_a_glance
 from pipebench.report.noise import floor_of
 from pipebench.report.noise import in_words as noise_in_words
@@ -36,7 +36,7 @@ def print_table(rows: Sequence[Row]) -> None:
             print(f"{mark} {LEGEND[mark]}")
 
 
-def print_engines(sweep: Sweep) -> None:
+def print_engines(sets: Sequence[EngineSet]) -> None:
     """Print the tables of engines side by side, if several ran; long lines wrap and no number is cut off."""
     from rich.console import Console
     from rich.measure import Measurement
@@ -44,7 +44,7 @@ def print_engines(sweep: Sweep) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    for found in engine_sets(sweep):
+    for found in sets:
         table = Table(box=None, padding=(0, 2), pad_edge=False, collapse_padding=True, header_style="bold")
         for number, name in enumerate(found.table.header):
             justify: Literal["left", "right"] = "left" if number < found.table.num_text_columns else "right"
@@ -60,7 +60,7 @@ def print_engines(sweep: Sweep) -> None:
 _HEADER_LETTERS = 12
 
 
-def print_glance(sweep: Sweep) -> None:
+def print_glance(sweep: Sweep, engines: Sequence[EngineSet]) -> None:
     """Print the answers at a glance, the best of each engine and the noise floor, as wide as the terminal."""
     from rich.console import Console
 
@@ -68,7 +68,7 @@ def print_glance(sweep: Sweep) -> None:
     width = max(60, min(console.width, 120))
     answers = at_a_glance(sweep.rows, floor_of(sweep))
     told = [f"{answer.question}: {answer.answer}. {answer.because}" for answer in answers]
-    told += [each.words for each in engine_sets(sweep)]
+    told += [each.words for each in engines]
     if sweep.again is not None:
         told.append(f"Noise floor: {noise_in_words(sweep, sweep.rows)}")
     for text in told:

@@ -133,7 +133,7 @@ def test_the_terminal_shows_every_number_of_the_tables_however_narrow_it_is(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     skipped = without_result("skipped", "torchgpipe has no 1f1b", engine="torchgpipe", schedule="1f1b")
-    print_engines(swept(tmp_path, took(9.0), took(9.9, engine="torch"), skipped))
+    print_engines(sets(tmp_path, took(9.0), took(9.9, engine="torch"), skipped))
     printed = capsys.readouterr().out
     assert printed.startswith("Engines, K=2, M=2\n")
     assert "1.100 [1.100, 1.100]" in printed
