@@ -6,7 +6,7 @@ neither models nor processes: stages compute, a transport carries.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +29,17 @@ waits for a receiver that is merely busy, few enough to stay small beside the ac
 at which more are posted: each post wakes the sender's side, and several at once wake it once."""
 
 
+_Post = tuple[Transfer, int, TensorSpec]
+"""What `Transport.post` takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Planned:
     """An action with everything about it that the schedule fixes.
 
-    `tag` numbers a transfer alike on both its ranks; None where the tensor stays on this rank. `settled` are
-    tags this rank has sent that are known to have arrived once the tensor of `receive_tag` has. `code` is the action
-    as one number.
+    A tag numbers a transfer alike on both its ranks; None where the tensor stays on this rank. `posts` are the
+    receives to post before the action, and `settled` the tags this rank has sent that are known to have arrived once
+    the tensor of `receive_tag` has. `code` is the action as one number.
     """
 
     action: Action
@@ -43,6 +47,7 @@ class _Planned:
     source: Action | None
     recomputed: bool
     receive_tag: int | None
+    posts: tuple[_Post, ...]
     settled: tuple[int, ...]
     send: Transfer | None
     send_tag: int | None
@@ -87,17 +92,12 @@ class Executor:
         self._last_stage = schedule.num_stages - 1
         self._num_micro_batches = schedule.num_micro_batches
         self._stages = stages
-        self._boundary_specs = boundary_specs
         self._optimizers = optimizers
         self._transport = transport
         self._stopwatch = stopwatch
         self._whereabouts = whereabouts
-        self._plan = _plan(schedule, rank)
+        self._posted_at_first, self._plan = _plan(schedule, rank, boundary_specs)
         self._actions = [planned.action for planned in self._plan]
-        self._incoming = _incoming(schedule, rank)
-        self._place = {tag: (source, i) for source, tags in self._incoming.items() for i, tag in enumerate(tags)}
-        self._transfers = list(schedule.transfers())
-        self._most_in_flight = peak_in_flight(schedule)[rank]
         self._run: dict[Op, Callable[[_Planned, Tensor | None], Tensor | None]] = {
             Op.FORWARD: self._forward,
             Op.RECOMPUTE: self._recompute,
@@ -124,11 +124,9 @@ class Executor:
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._put_off: dict[tuple[int, int], Any] = {}
         self._handed_over: dict[Action, Tensor] = {}
-        self._losses: list[Tensor] = []
-        self._num_posted = dict.fromkeys(self._incoming, 0)
-        self._num_done = 0
-        for source in self._incoming:
-            self._post_ahead(source, 0)
+        self._losses: list[Tensor] = [torch.empty(())] * self._num_micro_batches
+        for post in self._posted_at_first:
+            self._transport.post(*post)
         for planned in self._plan:
             try:
                 self._execute(planned)
@@ -138,13 +136,21 @@ class Executor:
         self._transport.finish()
         self._whereabouts.between()
         spans = self._stopwatch.step_done(self._rank, self._actions)
-        return StepOutcome(spans, float(torch.stack(self._losses).sum()) if self._losses else None)
+        return StepOutcome(spans, self._mean_loss())
+
+    def _mean_loss(self) -> float | None:
+        """Return the mini-batch's loss on the last stage's rank; the host asks for it once a step."""
+        if self._last_stage not in self._stages:
+            return None
+        return float(torch.stack(self._losses) @ torch.stack(list(self._weights)))
 
     def _execute(self, planned: _Planned) -> None:
         received = None
         if planned.receive_tag is not None:
             self._whereabouts.waits(planned.code)
-            received = self._receive(planned.receive_tag)
+            for post in planned.posts:
+                self._transport.post(*post)
+            received = self._transport.receive(planned.receive_tag)
             for tag in planned.settled:
                 self._transport.settle(tag)
         elif planned.source is not None:
@@ -158,32 +164,6 @@ class Executor:
             self._transport.send(planned.send, planned.send_tag, result)
         elif result is not None:
             self._handed_over[planned.action] = result
-
-    def _receive(self, tag: int) -> Tensor:
-        source, place = self._place[tag]
-        self._post_ahead(source, place + 1)
-        return self._transport.receive(tag)
-
-    def _post_ahead(self, source: int, num_needed: int) -> None:
-        """Post the receives needed now and some more, in the order in which the source sends, which NCCL needs.
-
-        More than a few are posted only into memory that the rank will need, or has needed, at its peak anyway:
-        inputs while it holds fewer micro-batches than then, gradients in the place of micro-batches that are done.
-        """
-        tags = self._incoming[source]
-        if self._num_posted[source] >= min(num_needed + RECEIVES_AHEAD // 2, len(tags)):
-            return
-        room = self._most_in_flight - len(self._in_flight)
-        while (place := self._num_posted[source]) < len(tags):
-            tag = tags[place]
-            transfer = self._transfers[tag]
-            spare = room if transfer.consumer.op == Op.FORWARD else min(room, self._num_done)
-            if place >= num_needed + max(RECEIVES_AHEAD, spare):
-                break
-            # What arrives is the consumer's input, or the gradient of the producer's input: the same spec.
-            stage = max(transfer.producer.stage, transfer.consumer.stage)
-            self._transport.post(transfer, tag, self._boundary_specs[stage][transfer.producer.micro_batch])
-            self._num_posted[source] += 1
 
     def _forward(self, planned: _Planned, received: Tensor | None) -> Tensor | None:
         stage, m = planned.action.stage, planned.action.micro_batch
@@ -199,7 +179,7 @@ class Executor:
             output = self._compute(held, stage, m)
             held.root = self._stages[stage].backward.root_of(output)
         if stage == self._last_stage:
-            self._losses.append(output.detach() * self._weights[m])
+            self._losses[m] = output.detach()
             return None
         return output.detach()
 
@@ -238,7 +218,6 @@ class Executor:
     def _let_go(self, action: Action, received: Tensor | None) -> tuple[_InFlight, Tensor | None]:
         """Return what is held of the micro-batch, from now on in flight no more, and the gradient of its output."""
         held = self._in_flight.pop((action.stage, action.micro_batch))
-        self._num_done += 1
         if held.root is None:
             return held, None
         return held, self._weights[action.micro_batch] if action.stage == self._last_stage else received
@@ -256,7 +235,10 @@ class Executor:
             optimizer.zero_grad(set_to_none=True)
 
 
-def _plan(schedule: Schedule, rank: int) -> list[_Planned]:
+def _plan(
+    schedule: Schedule, rank: int, boundary_specs: Mapping[int, Sequence[TensorSpec]]
+) -> tuple[Sequence[_Post], list[_Planned]]:
+    """Return what is posted before the first action, and the actions."""
     position = {action: index for row in schedule.rows for index, action in enumerate(row)}
     received = {}
     sent = {}
@@ -265,6 +247,7 @@ def _plan(schedule: Schedule, rank: int) -> list[_Planned]:
             received[transfer.consumer] = (tag, transfer)
         if transfer.source_rank == rank:
             sent[transfer.producer] = (tag, transfer)
+    posted_at_first, posts = _posts(schedule, rank, boundary_specs)
     unsettled: list[tuple[int, Transfer]] = []
     plan = []
     for action, code in zip(schedule.rows[rank], schedule.rows[rank].codes.tolist(), strict=True):
@@ -289,12 +272,56 @@ def _plan(schedule: Schedule, rank: int) -> list[_Planned]:
                 source=_tensor_source(schedule, action),
                 recomputed=schedule.runs(Op.RECOMPUTE, action.stage, action.micro_batch),
                 receive_tag=receive_tag,
+                posts=tuple(posts.get(action, ())),
                 settled=tuple(tag for tag, _ in settled),
                 send=send,
                 send_tag=send_tag,
             )
         )
-    return plan
+    return posted_at_first, plan
+
+
+def _posts(
+    schedule: Schedule, rank: int, boundary_specs: Mapping[int, Sequence[TensorSpec]]
+) -> tuple[list[_Post], dict[Action, list[_Post]]]:
+    """Return the receives to post before the first action and before each one that receives.
+
+    They come in the order in which a source sends, which NCCL needs. More than a few are posted ahead only into memory
+    that the rank will need, or has needed, at its peak anyway: inputs while it holds fewer micro-batches than then,
+    gradients in the place of micro-batches that are done.
+    """
+    transfers = list(schedule.transfers())
+    incoming = _incoming(schedule, rank)
+    place_of = {transfers[tag].consumer: (source, i) for source, tags in incoming.items() for i, tag in enumerate(tags)}
+    num_posted = dict.fromkeys(incoming, 0)
+    most_in_flight = peak_in_flight(schedule)[rank]
+    in_flight = num_done = 0
+
+    def ahead(source: int, num_needed: int) -> Iterator[_Post]:
+        tags = incoming[source]
+        if num_posted[source] >= min(num_needed + RECEIVES_AHEAD // 2, len(tags)):
+            return
+        room = most_in_flight - in_flight
+        for place in range(num_posted[source], len(tags)):
+            transfer = transfers[tags[place]]
+            spare = room if transfer.consumer.op == Op.FORWARD else min(room, num_done)
+            if place >= num_needed + max(RECEIVES_AHEAD, spare):
+                break
+            # What arrives is the consumer's input, or the gradient of the producer's input: the same spec.
+            stage = max(transfer.producer.stage, transfer.consumer.stage)
+            yield transfer, tags[place], boundary_specs[stage][transfer.producer.micro_batch]
+            num_posted[source] += 1
+
+    at_first = [post for source in incoming for post in ahead(source, 0)]
+    before: dict[Action, list[_Post]] = {}
+    for action in schedule.rows[rank]:
+        if action in place_of:
+            source, place = place_of[action]
+            before[action] = list(ahead(source, place + 1))
+        in_flight += action.op == Op.FORWARD
+        if action.op in (Op.BACKWARD, Op.INPUT_GRADIENT):
+            in_flight, num_done = in_flight - 1, num_done + 1
+    return at_first, before
 
 
 def _tensor_source(schedule: Schedule, action: Action) -> Action | None:

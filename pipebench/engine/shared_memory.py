@@ -29,6 +29,10 @@ _EMPTIED = struct.Struct("=I")  # slot
 _AT_ONCE = 512
 """Most messages taken from a pipe by one read."""
 
+_IDLE_BYTES = 16_384
+"""Most bytes in slots that the receiver has emptied and the sender not taken back: reading a pipe for each small tensor
+costs as much as sending it."""
+
 _ALIGNMENT = 64
 _PIPE_BYTES = 65_536
 """What a pipe holds unless told otherwise (Linux)."""
@@ -132,6 +136,8 @@ class _Outbox:
         self._free = list(range(room.num_tensors))
         self._room = room
         self._most_taken = 0
+        self._num_idle = _IDLE_BYTES // room.slot_bytes
+        self._num_since = 0  # sends since slots were taken back
 
     def offer(self) -> str:
         """Return where the receiver finds its ends."""
@@ -144,23 +150,30 @@ class _Outbox:
 
     def put(self, tag: int, tensor: Tensor) -> None:
         """Copy a tensor into a slot and announce it; wait only where the receiver is still in the step before."""
-        self._take_back()
+        if self._num_since >= self._num_idle:
+            self._take_back()
         while not self._free:
             select.select([self._emptied], [], [])
             self._take_back()
         slot = heapq.heappop(self._free)
-        self._most_taken = max(self._most_taken, self._room.num_tensors - len(self._free))
         self._slots.view(slot, tensor.shape, tensor.dtype).copy_(tensor)
         os.write(self._announced, _ANNOUNCED.pack(tag, slot))
+        self._num_since += 1
 
     def close(self) -> None:
         os.close(self._announced)
         os.close(self._emptied)
 
     def peak_bytes(self) -> int:
+        self._count_taken()
         return self._most_taken * self._room.slot_bytes
 
+    def _count_taken(self) -> None:
+        self._most_taken = max(self._most_taken, self._room.num_tensors - len(self._free))
+
     def _take_back(self) -> None:
+        self._count_taken()
+        self._num_since = 0
         with contextlib.suppress(BlockingIOError):
             for (slot,) in _EMPTIED.iter_unpack(_read(self._emptied, _EMPTIED)):
                 heapq.heappush(self._free, slot)

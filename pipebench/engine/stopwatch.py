@@ -15,6 +15,14 @@ TellSpans = Callable[[], tuple[Span, ...]]
 """Puts a step's spans together when somebody asks, since that costs more than taking the times did."""
 
 
+_Mark = tuple[float, bytes]
+"""A moment on the host's clock and what schedstat said then, to be understood after the step."""
+
+_AT_FIRST: _Mark = (float("-inf"), b"")
+_SHORT_S = 50e-6
+"""An action that begins sooner after another has at most that much of the delay between them counted as its own."""
+
+
 def no_spans() -> tuple[Span, ...]:
     """Tell the spans of an engine that records none."""
     return ()
@@ -34,25 +42,28 @@ class Stopwatch(Protocol):
 class HostStopwatch:
     """perf_counter, one clock for all processes of a Linux host, and the kernel's run-queue delay.
 
-    /proc/thread-self/schedstat tells for how long the thread was ready and had no core (1 us a read). Without
-    it the delay is 0, and costs on an oversubscribed machine include waiting for a core.
+    /proc/thread-self/schedstat tells for how long the thread was ready and had no core (1 us a read, so what was read
+    at an action's end serves for the next if that begins at once). Without it the delay is 0, and costs on an
+    oversubscribed machine include waiting for a core.
     """
 
     def __init__(self) -> None:
-        self._marks: list[tuple[float, int]] = []
+        self._marks: list[_Mark] = [_AT_FIRST]
         try:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         except OSError:
             self._schedstat = -1
 
     def start(self) -> None:
-        self._marks.append((perf_counter(), self._delay_ns()))
+        now = perf_counter()
+        stopped, schedstat = self._marks[-1]
+        self._marks.append((now, self._read() if now - stopped > _SHORT_S else schedstat))
 
     def stop(self) -> None:
-        self._marks.append((perf_counter(), self._delay_ns()))
+        self._marks.append((perf_counter(), self._read()))
 
     def step_done(self, rank: int, actions: Sequence[Action]) -> TellSpans:
-        marks, self._marks = self._marks, []
+        marks, self._marks = self._marks[1:], [_AT_FIRST]
         return partial(_host_spans, rank, actions, marks)
 
     def close(self) -> None:
@@ -60,8 +71,8 @@ class HostStopwatch:
             os.close(self._schedstat)
             self._schedstat = -1
 
-    def _delay_ns(self) -> int:
-        return int(os.pread(self._schedstat, 64, 0).split()[1]) if self._schedstat >= 0 else 0
+    def _read(self) -> bytes:
+        return os.pread(self._schedstat, 64, 0) if self._schedstat >= 0 else b"0 0"
 
 
 class CudaStopwatch:
@@ -96,10 +107,11 @@ class CudaStopwatch:
         self._origin_s = perf_counter()
 
 
-def _host_spans(rank: int, actions: Sequence[Action], marks: Sequence[tuple[float, int]]) -> tuple[Span, ...]:
+def _host_spans(rank: int, actions: Sequence[Action], marks: Sequence[_Mark]) -> tuple[Span, ...]:
+    times = [(moment, int(schedstat.split()[1])) for moment, schedstat in marks]
     return tuple(
         Span(rank, action, start, stop, (stop_delay - start_delay) / 1e9)
-        for action, (start, start_delay), (stop, stop_delay) in zip(actions, marks[::2], marks[1::2], strict=True)
+        for action, (start, start_delay), (stop, stop_delay) in zip(actions, times[::2], times[1::2], strict=True)
     )
 
 

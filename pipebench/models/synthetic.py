@@ -58,9 +58,10 @@ class Sleep(nn.Module):
         self.linear = _SleepyLinear(width, weight_s)
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        if x_BD.device.type != "meta":  # shape inference takes no time
-            time.sleep(self.forward_s * len(x_BD))
+        ends = time.perf_counter() + self.forward_s * len(x_BD)
         y_BD: Tensor = self.linear(x_BD)
+        if x_BD.device.type != "meta":  # shape inference takes no time
+            time.sleep(max(0.0, ends - time.perf_counter()))
         result: Tensor = _SleepInBackward.apply(y_BD, self.input_s * len(x_BD))  # type: ignore[no-untyped-call]
         return result
 

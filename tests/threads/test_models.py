@@ -79,11 +79,12 @@ def test_a_synthetic_layer_sleeps_for_its_weights_when_their_gradient_is_compute
     split = AutogradSplit(layer.parameters())
     x = torch.ones(5, 4, requires_grad=True)
     root = split.root_of(layer(x))
-    assert slept == [5.0]
+    forward_s = pytest.approx(5.0, abs=0.5)  # its linear map takes its part of them
+    assert slept == [forward_s]
     put_off = split.of_input(root, x, torch.ones(5, 4))
-    assert slept == [5.0, 10.0]
+    assert slept == [forward_s, 10.0]
     split.of_weights(put_off)
-    assert slept == [5.0, 10.0, 15.0]
+    assert slept == [forward_s, 10.0, 15.0]
 
 
 def test_what_was_there_before_a_step_counts_in_its_peak() -> None:

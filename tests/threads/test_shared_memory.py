@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import FileStore, HashStore
 
-from pipebench.engine.shared_memory import Room, SharedMemoryTransport
+from pipebench.engine.shared_memory import _IDLE_BYTES, Room, SharedMemoryTransport
 from pipebench.engine.stage import TensorSpec
 from pipebench.schedule.action import Action, Op, Transfer
 
@@ -105,8 +105,11 @@ def test_a_sender_a_step_ahead_waits_for_room_and_mixes_nothing_up(pair: Pair) -
         assert [each.result(PATIENCE_S) for each in both] == [[0, 1, 2, 3, 10, 11, 12, 13]] * 2
 
 
-def test_slots_are_used_again_and_the_most_taken_at_once_are_counted(pair: Pair) -> None:
+def test_slots_are_used_again_and_the_most_taken_at_once_are_counted(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = pair
+    monkeypatch.setattr(first._outboxes[1], "_num_idle", 0)
     for tag in range(4):
         second.post(THERE, tag, SPEC)
         first.send(THERE, tag, numbered(tag))
@@ -116,6 +119,26 @@ def test_slots_are_used_again_and_the_most_taken_at_once_are_counted(pair: Pair)
         second.post(THERE, tag, SPEC)
         first.send(THERE, tag, numbered(tag))
     assert (first.peak_bytes, second.peak_bytes) == (3 * 64, 0)
+
+
+def test_emptied_slots_of_small_tensors_are_taken_back_several_at_once() -> None:
+    num_idle = _IDLE_BYTES // 64
+    first, second = connect(4 * num_idle)
+    for tag in range(4 * num_idle):
+        second.post(THERE, tag, SPEC)
+        first.send(THERE, tag, numbered(tag))
+        second.receive(tag)
+    assert first.peak_bytes == _IDLE_BYTES
+
+
+def test_slots_of_large_tensors_are_taken_back_at_once() -> None:
+    large = TensorSpec((_IDLE_BYTES // 4 + 1,), torch.float32)
+    first, second = connect(4, large.num_bytes)
+    for tag in range(4):
+        second.post(THERE, tag, large)
+        first.send(THERE, tag, torch.ones(large.shape))
+        second.receive(tag)
+    assert first.peak_bytes == _IDLE_BYTES + 64
 
 
 @pytest.mark.parametrize("num_tensors", [1, 9000])
