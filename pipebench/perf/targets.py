@@ -32,7 +32,7 @@ from pipebench.tracking import make_trackers
 WHOLE_BLOCKS = {1: "partition=[9,9]", 2: "partition=[5,4,4,5]"}
 """The default transformer on two ranks cut by whole blocks, what other engines are usually given, by stages a rank."""
 
-SMALL_MLP = ("model=mlp", "model.width=64", "model.layers=16", "batch=128", "micro=32", "partition=uniform")
+SMALL_MLP = ("model=mlp", "model.width=64", "model.layers=16", "batch=128", "micro=32", "partition=uniform", "steps=20")
 
 
 @dataclass(frozen=True, slots=True)
