@@ -29,7 +29,7 @@ _EMPTIED = struct.Struct("=I")  # slot
 _AT_ONCE = 512
 """Most messages taken from a pipe by one read."""
 
-_IDLE_BYTES = 16_384
+_IDLE_BYTES = 4_096
 """Most bytes in slots that the receiver has emptied and the sender not taken back: reading a pipe for each small tensor
 costs as much as sending it."""
 
