@@ -7,7 +7,7 @@ ARGS   ?= -m stages=2,4,8 micro=4,16,32
 # Tests that start no ranks and time nothing, so two may run at once.
 QUIET  := tests/pure tests/threads tests/report
 
-.PHONY: bench test faults kills soak perf peers readme-results clean
+.PHONY: bench test faults kills soak perf levers peers readme-results clean
 
 bench: $(VENV)/.bench
 	$(PY) -m pipebench $(ARGS)
@@ -35,6 +35,10 @@ readme-results: $(VENV)/.bench
 
 perf: $(VENV)/.bench
 	$(PY) -m pipebench.perf
+
+# What each choice inside the built-in engine brings, one changed at a time. torch.compile among them takes a C++ compiler.
+levers: $(VENV)/.bench
+	$(PY) -m pipebench.perf.ablation
 
 # Other engines beside the built-in one: half an hour on two cores. Each ends with its tables; results/ keeps such runs.
 peers: $(VENV)/.peers

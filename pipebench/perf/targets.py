@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipebench.compose import compose_grid
 from pipebench.config import RunConfig, resolve
@@ -75,7 +76,7 @@ def _play_at_size() -> tuple[float, float]:
 def _schedules(folder: Path, repeats: int) -> list[Finding]:
     """Every schedule on the default transformer at K=2, M=8, interleaved with GPipe."""
     names = [*SCHEDULES, ZB_AUTO]
-    points = [_point("stages=2", "micro=8", f"schedule={name}", f"repeats={repeats}") for name in names]
+    points = [point_of("stages=2", "micro=8", f"schedule={name}", f"repeats={repeats}") for name in names]
     results = _measure(folder / "schedules", points, ("schedule",))
     gpipe = results[names.index("gpipe")]
     findings = [
@@ -91,7 +92,7 @@ def _sleeping_schedules(folder: Path, repeats: int) -> list[Finding]:
     names = [*SCHEDULES, ZB_AUTO]
     chunks = {name: recipe.usual_chunks for name, recipe in SCHEDULES.items()} | {ZB_AUTO: 2}
     times = ["model=synthetic", "stages=4", "micro=16", "batch=16", "model.forward_s=0.010", "model.backward_s=0.020"]
-    points = [_point(*times, f"schedule={name}", f"model.layers={4 * chunks[name]}") for name in names]
+    points = [point_of(*times, f"schedule={name}", f"model.layers={4 * chunks[name]}") for name in names]
     results = _measure(folder / "sleeping", points, ("schedule",))
     findings = []
     for name, result in zip(names, results, strict=True):
@@ -108,9 +109,9 @@ def _against_torch(folder: Path, repeats: int) -> list[Finding]:
         common = ["stages=2", f"micro={micro}", f"repeats={repeats}"]
         for name in schedules:
             cut = WHOLE_BLOCKS[SCHEDULES[name].usual_chunks]
-            both = [_point(cut, f"schedule={name}", f"engine={engine}", *common) for engine in ("torch", "pipebench")]
+            both = [point_of(cut, f"schedule={name}", f"engine={engine}", *common) for engine in ("torch", "pipebench")]
             points += [point for point in both if not why_not(point, this_machine())]
-        points.append(_point("partition=time", *common))
+        points.append(point_of("partition=time", *common))
     results = _measure(folder / "against_torch", points, ("micro", "engine", "schedule", "partition"))
     for micro in (8, 32):
         of_micro = [result for result in results if result.config.micro == micro]
@@ -166,7 +167,7 @@ def _replayed(where: str, cut: str, result: RunResult) -> Finding:
 def _mlp(folder: Path, repeats: int) -> list[Finding]:
     """An MLP whose actions take less than a millisecond: overhead rules."""
     points = [
-        _point(*SMALL_MLP, f"stages={stages}", f"schedule={name}", f"engine={engine}", f"repeats={repeats}")
+        point_of(*SMALL_MLP, f"stages={stages}", f"schedule={name}", f"engine={engine}", f"repeats={repeats}")
         for stages in (2, 4)
         for name in ("gpipe", "1f1b")
         for engine in ("torch", "pipebench")
@@ -183,7 +184,7 @@ def _synthetic(folder: Path, repeats: int) -> list[Finding]:
     """Sleeping stages, whose bubble has nothing but the engine's own overhead above the bound."""
     times = {"4/8 ms": (0.01, "model.forward_s=0.004", "model.backward_s=0.008"),
              "1/2 ms": (0.04, "model.forward_s=0.001", "model.backward_s=0.002")}  # fmt: skip
-    points = [_point("model=synthetic", "stages=8", "micro=32", *model) for _, *model in times.values()]
+    points = [point_of("model=synthetic", "stages=8", "micro=32", *model) for _, *model in times.values()]
     results = _measure(folder / "synthetic", points, ("model.forward_s", "model.backward_s"))
     rows = [row_of(result, None) for result in results]
     return [
@@ -197,24 +198,31 @@ def _synthetic(folder: Path, repeats: int) -> list[Finding]:
     ]
 
 
+def two_points(*overrides: str) -> dict[str, RunConfig]:
+    """Return one point where computing rules and one where overhead does, by name."""
+    return {
+        "default transformer K=2 M=8": point_of(WHOLE_BLOCKS[1], "stages=2", "micro=8", *overrides),
+        "small MLP K=2 M=32": point_of(*SMALL_MLP, "stages=2", *overrides),
+    }
+
+
 def _spans(folder: Path, repeats: int) -> list[Finding]:
     """Steps with spans recorded over steps without, taking turns in one group of processes."""
-    steps = [f"steps={20 * repeats}", "warmup=20"]
-    points = {
-        "default transformer K=2 M=8": _point(WHOLE_BLOCKS[1], "stages=2", "micro=8", *steps),
-        "small MLP K=2 M=32": _point(*SMALL_MLP, "stages=2", *steps),
-    }
     findings, samples = [], {}
-    for name, config in points.items():
-        profile = profile_of_point(config, Known({}, {}, {}), _unseen)
-        prepared = prepare(config, profile)
-        ranks = run_ranks(MEASURE_SPAN_COST, config, prepared, profile.layers, _unseen)
+    for name, config in two_points(f"steps={20 * repeats}", "warmup=20").items():
+        ranks = run_alone(MEASURE_SPAN_COST, config)
         with_spans, without = ([max(times) for times in zip(*each, strict=True)] for each in zip(*ranks, strict=True))
         samples[name] = {"with_s": with_spans, "without_s": without}
         ratio, low, high = paired_ratio([[time] for time in with_spans], [[time] for time in without])
         findings.append(Finding(f"{name}: step with spans / without", 1.005, ratio, (low, high)))
     write_json(folder / "spans.json", samples)
     return findings
+
+
+def run_alone(work: str, config: RunConfig) -> list[Any]:
+    """Run `work(job, report)` once for each rank of a point outside of any sweep; return what the ranks deliver."""
+    profile = profile_of_point(config, Known({}, {}, {}), _unseen)
+    return run_ranks(work, config, prepare(config, profile), profile.layers, _unseen)
 
 
 def _unseen(progress: Progress) -> None:
@@ -224,7 +232,7 @@ def _unseen(progress: Progress) -> None:
 def _harness(folder: Path, repeats: int) -> list[Finding]:
     """Time everything around the measuring of K=8 points, W&B offline included; the first starts W&B's service too."""
     common = ["stages=8", "steps=3", "warmup=3", "noise_floor=false"]
-    points = [_point(f"micro={micro}", *common) for micro in (4, 8, 16, 32)]
+    points = [point_of(f"micro={micro}", *common) for micro in (4, 8, 16, 32)]
     began: list[float] = []
     results = _measure(folder / "harness", points, ("micro",), lambda: began.append(time.perf_counter()))
     measuring = [result.repeats[0].wall_s - harness_s(result.repeats[0]) for result in results]
@@ -246,7 +254,7 @@ PARTS: dict[str, Callable[[Path, int], list[Finding]]] = {
 """What can be measured, by name: a folder for raw files and the number of repeats to findings."""
 
 
-def _point(*overrides: str) -> RunConfig:
+def point_of(*overrides: str) -> RunConfig:
     grid = compose_grid(overrides)
     assert grid is not None
     return resolve(grid.points[0], this_machine())
