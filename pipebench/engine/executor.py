@@ -142,7 +142,7 @@ class Executor:
         """Return the mini-batch's loss on the last stage's rank; the host asks for it once a step."""
         if self._last_stage not in self._stages:
             return None
-        return float(torch.stack(self._losses) @ torch.stack(list(self._weights)))
+        return float((torch.stack(self._losses) * torch.stack(list(self._weights))).sum())
 
     def _execute(self, planned: _Planned) -> None:
         received = None
