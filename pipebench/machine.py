@@ -51,7 +51,9 @@ def usable_cores() -> list[int]:
 def describe() -> dict[str, str | int | float]:
     """Return the environment a result depends on; names no user, host or variable."""
     gpus = gpu_names()
-    packages = {name: _version_of(name) for name in ("torch", "numpy", "hydra-core", "wandb")}
+    packages = {
+        name: _version_of(name) for name in ("torch", "numpy", "hydra-core", "wandb", "deepspeed", "torchgpipe")
+    }
     return {
         "python": platform.python_version(),
         "pipebench": __version__,

@@ -50,7 +50,7 @@ def _table(findings: Sequence[Finding]) -> str:
             f"{finding.measured:.3f}",
             f"{finding.interval[0]:.3f} to {finding.interval[1]:.3f}" if finding.interval else "",
             f"at most {finding.limit}",
-            "met" if finding.met else "missed",
+            "met" if finding.met else "not told apart from 1" if finding.measured <= finding.limit else "missed",
         )
         for finding in findings
     ]

@@ -24,7 +24,7 @@ LEVERS = {
     "weights_in_place": "weight gradients of linear layers added in place",
     "compiled_layers": "torch.compile of each layer",
 }
-"""What differs from the engine as it is, by the name of its function in `levers`."""
+"""What differs from the engine as it is, by the name of its function in `harness.levers`."""
 
 _AS_IT_IS = "as_it_is"
 
@@ -56,7 +56,7 @@ def _measure(levers: Sequence[str], repeats: int, steps: int) -> dict[str, dict[
         for name, config in points.items():
             for lever in (_AS_IT_IS, *levers):
                 print(f"round {round_number + 1} of {repeats}: {name}, {lever}", file=sys.stderr)
-                ranks = run_alone(f"pipebench.perf.levers:{lever}", config)
+                ranks = run_alone(f"pipebench.harness.levers:{lever}", config)
                 groups[name].setdefault(lever, []).append(_step_times([record for record, _ in ranks]))
     return groups
 

@@ -4,6 +4,7 @@ Each part's sweep is compared with the earlier one's by the rules of `python -m 
 whether it was met.
 """
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,12 +46,18 @@ def _named(pair: Pair) -> str:
     return f"{pair.name}: {pair.ratio.value:.3f}, 95 % {pair.ratio.low:.3f} to {pair.ratio.high:.3f}"
 
 
+def _as_then(finding: Finding, measured: float, interval: tuple[float, float] | None) -> Finding:
+    return dataclasses.replace(finding, measured=measured, interval=interval)
+
+
 def _targets_in_words(earlier: Path, findings: Sequence[Finding]) -> str:
     """Say which targets were met then and are missed now, and the other way round; new limits count for both."""
     try:
         content = json.loads((earlier / "perf.json").read_text())
-        known = {each["target"]: each["measured"] for each in content["findings"]}
-        shared = [(finding, known[finding.target] <= finding.limit) for finding in findings if finding.target in known]
+        known = {each["target"]: (each["measured"], each.get("interval")) for each in content["findings"]}
+        shared = [
+            (finding, _as_then(finding, *known[finding.target]).met) for finding in findings if finding.target in known
+        ]
     except (OSError, ValueError, LookupError, TypeError) as error:
         return f"not compared: {earlier / 'perf.json'} cannot be read: {error}."
     lost = ", ".join(finding.target for finding, met in shared if met and not finding.met)

@@ -51,7 +51,9 @@ class Finding:
 
     @property
     def met(self) -> bool:
-        return self.measured <= self.limit
+        """Tell whether it was; a ratio that is to be below 1 must also be told apart from 1."""
+        told_apart = self.interval is None or self.limit >= 1 or self.interval[1] < 1
+        return self.measured <= self.limit and told_apart
 
 
 def _simulator(folder: Path, repeats: int) -> list[Finding]:

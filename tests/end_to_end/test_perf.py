@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pipebench.harness import levers
 from pipebench.harness.jobs import MEASURE_SPAN_COST
-from pipebench.perf import ablation, levers
+from pipebench.perf import ablation
 from pipebench.perf.targets import point_of, run_alone
 from pipebench.record import RankRecord
 from pipebench.schedule.action import Row
@@ -22,14 +23,14 @@ def test_steps_with_spans_and_steps_without_take_turns_in_one_group() -> None:
 
 @pytest.fixture(scope="module")
 def as_it_is() -> list[tuple[RankRecord, Row]]:
-    return run_alone("pipebench.perf.levers:as_it_is", point_of(*SMALL, "steps=3", "warmup=1"))
+    return run_alone("pipebench.harness.levers:as_it_is", point_of(*SMALL, "steps=3", "warmup=1"))
 
 
 @pytest.mark.parametrize("lever", [lever for lever in ablation.LEVERS if lever != "compiled_layers"])
 def test_a_lever_changes_how_a_rank_runs_and_not_what_it_computes(
     lever: str, as_it_is: list[tuple[RankRecord, Row]]
 ) -> None:
-    changed = run_alone(f"pipebench.perf.levers:{lever}", point_of(*SMALL, "steps=3", "warmup=1"))
+    changed = run_alone(f"pipebench.harness.levers:{lever}", point_of(*SMALL, "steps=3", "warmup=1"))
     for (plain, _), (other, _) in zip(as_it_is, changed, strict=True):
         assert len(other.step_s) == 3
         assert other.losses == pytest.approx(plain.losses, rel=1e-5)

@@ -83,3 +83,10 @@ def test_without_an_earlier_run_the_lines_say_that_there_is_none(tmp_path: Path)
     told = words(tmp_path)
     assert "- mlp: not measured then." in told
     assert "- targets: not compared: " in told
+
+
+def test_a_ratio_is_met_only_where_it_is_told_apart_from_one() -> None:
+    assert Finding("faster", 0.95, 0.80, (0.70, 0.99)).met
+    assert not Finding("perhaps", 0.95, 0.80, (0.70, 1.01)).met
+    assert Finding("hardly slower", 1.005, 1.003, (0.99, 1.02)).met
+    assert Finding("seconds", 0.5, 0.4, None).met
