@@ -76,7 +76,7 @@ class Display:
         self._draw(Progress("starting"))
 
     def _outcome(self, name: str, result: RunResult) -> Text:
-        times = [time for repeat in result.repeats for time in step_times(repeat)]
+        times = [time for repeat in result.repeats for time in step_times(repeat.ranks)]
         step = f"  step {sorted(times)[(len(times) - 1) // 2] * 1e3:.1f} ms" if times else ""
         message = f"  {result.message}" if result.message else ""
         count = f"[{self._started:>{len(str(self._total))}}/{self._total}]"

@@ -57,7 +57,7 @@ def ledger_of(result: RunResult) -> Ledger | None:
     steps = [trace for repeat in result.repeats for trace in traces(result, repeat)]
     if not steps:
         return None
-    step_s = median(time for repeat in result.repeats for time in step_times(repeat))
+    step_s = median(time for repeat in result.repeats for time in step_times(repeat.ranks))
     taken_apart = [_replayed(schedule, step, transfer_s) for step in steps]
     parts = [median(part) for part in zip(*taken_apart, strict=True)]
     return Ledger(**dict(zip(PARTS, [*parts, step_s - sum(parts)], strict=True)))

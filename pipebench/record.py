@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -159,14 +159,14 @@ def traces(result: RunResult, repeat: Repeat) -> list[Trace]:
     return found
 
 
-def step_times(repeat: Repeat) -> list[float]:
-    """Return each timed step's seconds: until the last rank was done."""
-    return [max(times) for times in zip(*(record.step_s for record in repeat.ranks), strict=True)]
+def step_times(ranks: Sequence[RankRecord]) -> list[float]:
+    """Return the seconds of each timed step of a group of ranks: until the last one was done."""
+    return [max(times) for times in zip(*(record.step_s for record in ranks), strict=True)]
 
 
 def step_groups(result: RunResult) -> list[list[float]]:
     """Return the timed steps' seconds of each fresh group of workers: the samples of a point."""
-    return [step_times(repeat) for repeat in result.repeats]
+    return [step_times(repeat.ranks) for repeat in result.repeats]
 
 
 def transfer_times(result: RunResult) -> list[float]:

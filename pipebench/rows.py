@@ -155,7 +155,7 @@ def median_step(result: RunResult) -> Trace | None:
     steps = traces(result, result.repeats[0]) if result.repeats else []
     if not steps:
         return None
-    times = step_times(result.repeats[0])
+    times = step_times(result.repeats[0].ranks)
     order = sorted(range(len(times)), key=times.__getitem__)
     return steps[order[(len(order) - 1) // 2]]
 

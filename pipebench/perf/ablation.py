@@ -10,11 +10,11 @@ from tabulate import tabulate
 from pipebench.harness.sweep import make_folder
 from pipebench.metrics import Ratio, paired_ratio
 from pipebench.perf.targets import run_alone, two_points
-from pipebench.record import RankRecord, write_json
+from pipebench.record import step_times, write_json
 
 LEVERS = {
     "sockets": "gloo over loopback instead of memory that the ranks share",
-    "sockets_few_ahead": "the same, receives posted when they are needed",
+    "sockets_few_ahead": "the same, receives posted ahead only into memory that is needed anyway",
     "sockets_all_ahead": "the same, all receives posted as early as their order allows",
     "any_core": "ranks not bound to cores",
     "memory_given_back": "freed memory goes back to the kernel, buffers are faulted in anew",
@@ -57,12 +57,8 @@ def _measure(levers: Sequence[str], repeats: int, steps: int) -> dict[str, dict[
             for lever in (_AS_IT_IS, *levers):
                 print(f"round {round_number + 1} of {repeats}: {name}, {lever}", file=sys.stderr)
                 ranks = run_alone(f"pipebench.harness.levers:{lever}", config)
-                groups[name].setdefault(lever, []).append(_step_times([record for record, _ in ranks]))
+                groups[name].setdefault(lever, []).append(step_times([record for record, _ in ranks]))
     return groups
-
-
-def _step_times(ranks: Sequence[RankRecord]) -> list[float]:
-    return [max(times) for times in zip(*(record.step_s for record in ranks), strict=True)]
 
 
 def _table(groups: dict[str, dict[str, list[list[float]]]]) -> str:

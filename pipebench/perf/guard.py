@@ -46,17 +46,18 @@ def _named(pair: Pair) -> str:
     return f"{pair.name}: {pair.ratio.value:.3f}, 95 % {pair.ratio.low:.3f} to {pair.ratio.high:.3f}"
 
 
-def _as_then(finding: Finding, measured: float, interval: tuple[float, float] | None) -> Finding:
-    return dataclasses.replace(finding, measured=measured, interval=interval)
-
-
 def _targets_in_words(earlier: Path, findings: Sequence[Finding]) -> str:
     """Say which targets were met then and are missed now, and the other way round; new limits count for both."""
     try:
         content = json.loads((earlier / "perf.json").read_text())
-        known = {each["target"]: (each["measured"], each.get("interval")) for each in content["findings"]}
+        then = {
+            each["target"]: {"measured": each["measured"], "interval": each.get("interval")}
+            for each in content["findings"]
+        }
         shared = [
-            (finding, _as_then(finding, *known[finding.target]).met) for finding in findings if finding.target in known
+            (finding, dataclasses.replace(finding, **then[finding.target]).met)
+            for finding in findings
+            if finding.target in then
         ]
     except (OSError, ValueError, LookupError, TypeError) as error:
         return f"not compared: {earlier / 'perf.json'} cannot be read: {error}."

@@ -75,7 +75,7 @@ def samples_of(result: RunResult) -> list[Samples]:
 
 def _steps(result: RunResult, repeat: Repeat) -> list[dict[str, float]]:
     """Return what is known of each training step, the untimed ones of the warm-up first."""
-    times = step_times(repeat)
+    times = step_times(repeat.ranks)
     steps = [{"loss": loss} for loss in losses(repeat)] or [{} for _ in times]
     for step, step_s in zip(steps[len(steps) - len(times) :], times, strict=True):
         step["step_s"] = step_s

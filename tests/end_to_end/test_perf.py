@@ -1,4 +1,4 @@
-"""What `make perf` measures beside sweeps, in real processes."""
+"""What `make perf` and `make levers` measure beside sweeps, in real processes."""
 
 import inspect
 from pathlib import Path
