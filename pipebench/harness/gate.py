@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.stage import default_generator
+from pipebench.layer import run_layer, take_auxiliary_loss, with_auxiliary_loss
 from pipebench.models.layers import LayerSequence, build_layers
 from pipebench.seeds import Purpose, seed_of
 
@@ -33,19 +34,25 @@ def plain_gradients(
 ) -> list[nn.Module]:
     """Return freshly built layers that hold the gradients of one mini-batch's mean loss.
 
-    No engine code: a loop over micro-batches and layers, each loss weighted by its share of the samples.
+    No engine code: a loop over micro-batches and layers, each loss weighted by its share of what is counted.
     """
-    layers = [layer.to(device) for layer in build_layers(model, range(len(model.builders)), seed)]
-    sizes = micro_batch_sizes(len(batch.inputs), num_micro_batches)
+    layers = [layer.to(device) for layer in build_layers(model, range(model.num_layers), seed)]
+    pieces = batch.split(micro_batch_sizes(len(batch), num_micro_batches))
+    counts = [model.count(piece.targets) for piece in pieces]
     generator = default_generator(device)
-    micro_batches = zip(batch.inputs.split(sizes), batch.targets.split(sizes), strict=True)
-    for micro_batch, (x, target) in enumerate(micro_batches):
+    for micro_batch, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
+        value, kept, auxiliary = piece.inputs, dict[str, Tensor](), list[Tensor]()
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
             for index, layer in enumerate(layers):
                 generator.manual_seed(seed_of(seed, Purpose.DROPOUT, step, micro_batch, index))
-                x = layer(x)
-            loss = model.loss(x, target)
-        (loss * (len(target) / len(batch.targets))).backward()
+                value = run_layer(layer, value, kept)
+                added = take_auxiliary_loss(with_auxiliary_loss(layer))
+                if added is not None:
+                    auxiliary.append(added * (len(piece) / len(batch)))
+            if count:
+                auxiliary.append(model.loss(value, piece.targets) * (count / sum(counts)))
+        if any(loss.requires_grad for loss in auxiliary):
+            torch.stack(auxiliary).sum().backward()
     return layers
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipebench.data import batches
 from pipebench.engine.backward import QueuedBackward
@@ -41,8 +41,8 @@ def weigh_model(job: WeighJob, report: Report) -> int:
     report(Progress("weighing the model"))
     model = layer_sequence(job.config.model)
     with torch.device("meta"):
-        layers = build_layers(model, range(len(model.builders)), job.config.seed)
-    return sum(p.nbytes for layer in layers for p in layer.parameters())
+        layers = nn.ModuleList(build_layers(model, range(model.num_layers), job.config.seed))
+    return sum(p.nbytes for p in layers.parameters())
 
 
 def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
@@ -51,7 +51,7 @@ def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
     report(Progress("profiling layers"))
     model = layer_sequence(job.config.model)
     stages = []
-    for index, layer in enumerate(build_layers(model, range(len(model.builders)), job.config.seed)):
+    for index, layer in enumerate(build_layers(model, range(model.num_layers), job.config.seed)):
         stages.append(Stage([layer], index, job.config.seed, device, autocast_of(job.config), model.loss))
         stages[-1].module.to("cpu")
     batch = batches(job.config)(0).to(str(device))

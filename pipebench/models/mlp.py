@@ -3,6 +3,7 @@
 Shape suffixes: B samples, I inputs, D width, C outputs.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.nn import functional
 
 from pipebench.config import MlpConfig
 from pipebench.linear import Linear
-from pipebench.models.layers import LayerSequence, Loss
+from pipebench.models.layers import LayerSequence, Loss, one_by_one
 
 
 class Residual(nn.Module):
@@ -30,11 +31,9 @@ class Residual(nn.Module):
 def mlp(config: MlpConfig) -> LayerSequence:
     residuals = (partial(Residual, config),) * config.layers
     losses: dict[str, Loss] = {"regression": functional.mse_loss, "classification": functional.cross_entropy}
-    return LayerSequence(
-        (
-            partial(Linear, config.inputs, config.width),
-            *residuals,
-            partial(Linear, config.width, config.outputs),
-        ),
-        losses[config.task],
+    makers: tuple[Callable[[], nn.Module], ...] = (
+        partial(Linear, config.inputs, config.width),
+        *residuals,
+        partial(Linear, config.width, config.outputs),
     )
+    return LayerSequence(config.num_layers, one_by_one(makers), losses[config.task])

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from pipebench.config import SyntheticConfig
 from pipebench.linear import Linear
-from pipebench.models.layers import LayerSequence
+from pipebench.models.layers import LayerSequence, one_by_one
 
 
 class _SleepInBackward(torch.autograd.Function):
@@ -71,10 +71,8 @@ def synthetic(config: SyntheticConfig) -> LayerSequence:
     weight_s = config.backward_s * config.weight_share
     input_s = config.backward_s - weight_s
     factors = [1.0] * (config.layers - 1) + [1.0 + config.imbalance]
-    return LayerSequence(
-        tuple(
-            partial(Sleep, config.width, config.forward_s * factor, input_s * factor, weight_s * factor)
-            for factor in factors
-        ),
-        functional.mse_loss,
+    makers = (
+        partial(Sleep, config.width, config.forward_s * factor, input_s * factor, weight_s * factor)
+        for factor in factors
     )
+    return LayerSequence(config.num_layers, one_by_one(makers), functional.mse_loss)

@@ -13,7 +13,19 @@ PACKAGE = ROOT / "pipebench"
 
 LAYERS = [
     ["errors"],
-    ["seeds", "machine", "interrupts", "temporary", "conditions", "files", "schedule", "trace", "linear"],
+    [
+        "seeds",
+        "machine",
+        "interrupts",
+        "temporary",
+        "conditions",
+        "files",
+        "schedule",
+        "trace",
+        "linear",
+        "values",
+        "layer",
+    ],
     ["config", "compose", "record", "metrics", "costs", "rows", "grid", "ledger", "render"],
     ["models", "data", "engine"],
     ["peers"],

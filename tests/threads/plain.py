@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pipebench.config import MlpConfig, SyntheticConfig, TransformerConfig
 from pipebench.data.batch import MiniBatch
 from pipebench.models import layer_sequence
+from pipebench.models.layers import build_layers
 from pipebench.seeds import Purpose, seed_of
 
 SEED = 5
@@ -32,11 +33,7 @@ MODELS: dict[str, Model] = {"transformer": TRANSFORMER, "mlp": MLP, "classifier"
 def build(model: Model) -> tuple[list[nn.Module], Callable[[Tensor, Tensor], Tensor]]:
     """Return all layers with weights that depend on the seed alone, and the loss."""
     sequence = layer_sequence(model)
-    layers = []
-    for index, make_layer in enumerate(sequence.builders):
-        torch.default_generator.manual_seed(seed_of(SEED, Purpose.WEIGHTS, index))
-        layers.append(make_layer())
-    return layers, sequence.loss
+    return build_layers(sequence, range(sequence.num_layers), SEED), sequence.loss
 
 
 def mini_batch(model: Model, step: int = 0, num_samples: int = NUM_SAMPLES) -> MiniBatch:

@@ -15,7 +15,7 @@ from pipebench.models.synthetic import Sleep
 
 @pytest.mark.parametrize("model", list(MODELS))
 def test_the_config_counts_the_layers_that_are_built(model: str) -> None:
-    assert len(layer_sequence(MODELS[model]).builders) == MODELS[model].num_layers
+    assert layer_sequence(MODELS[model]).num_layers == MODELS[model].num_layers
 
 
 def test_the_loss_of_a_whole_is_the_mean_of_its_samples_losses() -> None:

@@ -1,0 +1,29 @@
+"""What passes from layer to layer, and from data to the first and to the loss: a tensor, or a flat tuple of tensors.
+
+Every tensor has the samples first. A layer gets what the layer before it returned as one argument, as in nn.Sequential.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+Value = Tensor | tuple[Tensor, ...]
+
+
+def tensors_of(value: Value) -> tuple[Tensor, ...]:
+    return (value,) if isinstance(value, Tensor) else value
+
+
+def num_samples(value: Value) -> int:
+    return len(tensors_of(value)[0])
+
+
+def split(value: Value, sizes: Sequence[int]) -> Sequence[Value]:
+    """Return pieces of so many samples each."""
+    if isinstance(value, Tensor):
+        return value.split(list(sizes))
+    return list(zip(*(tensor.split(list(sizes)) for tensor in value), strict=True))
+
+
+def moved(value: Value, device: str) -> Value:
+    return value.to(device) if isinstance(value, Tensor) else tuple(tensor.to(device) for tensor in value)
