@@ -36,6 +36,7 @@ RESUMES = ("auto", "never")
 RETRIES = ("failed", "oom", "all")
 TRANSPORTS = ("auto", "shared", "network")
 TASKS = ("regression", "classification")
+ATTENTIONS = ("fused", "explicit")
 
 
 @dataclass
@@ -49,6 +50,7 @@ class TransformerConfig:
     vocabulary: int = MISSING
     sequence: int = MISSING
     dropout: float = MISSING
+    attention: str = "fused"
 
     @property
     def num_layers(self) -> int:
@@ -136,6 +138,7 @@ class RunConfig:
     chunks: Any = MISSING
     memory_limit: Any = MISSING
     recompute: str = MISSING
+    recompute_budget: Any = None
     partition: Any = MISSING
     engine: str = MISSING
     profile: str | None = MISSING
@@ -197,6 +200,7 @@ def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     _check_model(config.model)
     config = dataclasses.replace(config, chunks=_resolve_chunks(config))
     _check_memory_limit(config)
+    _check_budget(config)
     _check_fit(config)
     _check_schedule(config)
     device = _resolve_device(config.device, machine)
@@ -216,8 +220,13 @@ def key_of(config: RunConfig, apart_from: Collection[str] = ()) -> str:
     point = dataclasses.asdict(config)
     for name in (*NOT_PART_OF_THE_POINT, *apart_from):
         del point[name]
-    if config.transport == "auto":  # so that points are called what they were before there was a choice
+    # What is as it was before there was a choice is left out, so that points are called what they were then.
+    if config.transport == "auto":
         point.pop("transport", None)
+    if config.recompute_budget is None:
+        point.pop("recompute_budget", None)
+    if getattr(config.model, "attention", "fused") == "fused":
+        point["model"].pop("attention", None)
     if is_file(config.schedule):  # the rows count, not what they are called
         point["schedule"] = hashlib.sha256(Path(config.schedule).read_bytes()).hexdigest()
     if config.profile is not None:
@@ -374,6 +383,7 @@ def _check_model(model: ModelConfig) -> None:
                 _fail("model.heads", model.heads, f"a divisor of model.width={model.width}")
             if model.vocabulary < 256:
                 _fail("model.vocabulary", model.vocabulary, "at least 256, since the data are bytes")
+            _check_name("model.attention", model.attention, ATTENTIONS)
         case MlpConfig():
             _check_name("model.task", model.task, TASKS)
         case SyntheticConfig():
@@ -436,6 +446,18 @@ def _check_memory_limit(config: RunConfig) -> None:
         _fail("memory_limit", limit, f"auto with schedule={config.schedule}: only {ZB_AUTO} keeps a limit")
     if limit_in_pipelines(limit) is None and (type(limit) not in (int, float) or not limit > 0):
         _fail("memory_limit", limit, "auto, MiB of activations a rank, or 2p for twice what 1F1B's first rank holds")
+
+
+def _check_budget(config: RunConfig) -> None:
+    budget = config.recompute_budget
+    if config.recompute != Recompute.BUDGET.value:
+        if budget is not None:
+            _fail("recompute_budget", budget, f"null with recompute={config.recompute}: only budget keeps one")
+        return
+    if type(budget) not in (int, float) or not budget > 0:
+        _fail("recompute_budget", budget, "MiB of activations a rank, above 0, with recompute=budget")
+    if config.schedule == ZB_AUTO:
+        _fail("recompute", "budget", f"another setting with schedule={ZB_AUTO}, which keeps memory_limit")
 
 
 def limit_in_pipelines(limit: Any) -> float | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from pipebench.activations import stage_activations
 from pipebench.config import RunConfig, TransformerConfig, value_at
-from pipebench.costs import stage_activations
 from pipebench.ledger import PARTS, ledger_of
 from pipebench.metrics import action_costs, bubble_fraction, imbalance, median_interval, stage_times, step_costs
 from pipebench.record import Repeat, RunResult, losses, step_groups, step_times, traces, transfer_times
@@ -161,13 +161,14 @@ def median_step(result: RunResult) -> Trace | None:
 
 
 def predicted_activation_bytes(result: RunResult) -> list[int] | None:
-    """Return the memory model's peak of activations for each rank (no receive buffers, no temporaries).
+    """Return the memory model's peak of activations for each rank, without transfers on their way.
 
     An engine that recomputes inside its backwards has no `R` in its rows, but keeps as little as one that has.
     """
     if result.profile is None or not result.rows:
         return None
-    stages, schedule = stage_activations(result.profile, result.layers_per_stage), result.schedule
+    schedule, counts = result.schedule, result.layers_per_stage
+    stages = stage_activations(result.profile, counts, result.runs)
     if Op.RECOMPUTE not in schedule.place:
         schedule = with_recompute(schedule, Recompute(result.config.recompute))
     return [round(peak) for peak in peak_activation_bytes(schedule, stages)]
@@ -223,14 +224,14 @@ def bound_of(config: RunConfig, layers_per_stage: Sequence[int], costs: Costs) -
     """Return the closed form that fits the point, None where there is none.
 
     Where it depends on how forward, backward, recompute and the backward's two parts compare, the measured means
-    enter; before a measurement, equal parts.
+    enter; before a measurement, equal parts. What recomputes inside a backward makes that longer, and is no recompute.
     """
     chunks = len(layers_per_stage) // config.stages or (1 if config.chunks == "auto" else config.chunks)
     known = partial(bubble_bound, config.schedule, config.stages, config.micro, chunks)
     if not costs:
         return known()
     mean = {op: sum(cost for (_, each), cost in costs.items() if each == op) / config.stages for op in Op}
-    num_recomputed = {"never": 0, "except_last": config.micro - 1, "always": config.micro}[config.recompute]
+    num_recomputed = {"except_last": config.micro - 1, "always": config.micro}.get(config.recompute, 0)
     measured = PassCosts(
         forward_s=mean[Op.FORWARD],
         input_s=mean[Op.INPUT_GRADIENT] or mean[Op.BACKWARD],

@@ -3,12 +3,15 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from pipebench.engine.backward import backward_of
+from pipebench.engine.recompute import arrange, run_again
+from pipebench.record import LayerRun
 from pipebench.seeds import Purpose, seeds_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -32,7 +35,8 @@ class TensorSpec:
 class Stage:
     """Layers `first_layer` and following, on one device; `loss` is set on the last stage alone.
 
-    `splits_backward` where the schedule computes the gradients of input and weights apart.
+    `splits_backward` where the schedule computes the gradients of input and weights apart; `runs` says which layers
+    run their forward again in their backward, by default none.
     """
 
     def __init__(
@@ -44,14 +48,18 @@ class Stage:
         autocast: torch.dtype | None = None,
         loss: Loss | None = None,
         splits_backward: bool = False,
+        runs: Sequence[LayerRun] = (),
     ) -> None:
         self.module = nn.ModuleList(layers).to(device)
         self.first_layer = first_layer
         self.seed = seed
         self.device = device
         self.loss = loss
-        self.backward = backward_of(self.module, splits_backward)
         self._layers = list(self.module)
+        self._runs = list(runs) or [LayerRun.KEEP] * len(self._layers)
+        for layer, how in zip(self._layers, self._runs, strict=True):
+            arrange(layer, how)
+        self.backward = backward_of(self.module, splits_backward, LayerRun.AGAIN in self._runs)
         self._indices = range(first_layer, first_layer + len(self._layers))
         self._autocast = autocast
         self._generator = default_generator(device)
@@ -60,10 +68,15 @@ class Stage:
         """Return the last layer's output; the default random generator is left wherever the layers left it."""
         seeds = seeds_of(self.seed, Purpose.DROPOUT, (step, micro_batch), self._indices)
         with self._precision():
-            for layer, seed in zip(self._layers, seeds, strict=True):
-                self._generator.manual_seed(seed)
-                x = layer(x)
+            for layer, how, seed in zip(self._layers, self._runs, seeds, strict=True):
+                run = partial(self.run_layer, layer, seed)
+                x = run_again(run, x) if how == LayerRun.AGAIN else run(x)
         return x
+
+    def run_layer(self, layer: nn.Module, seed: int, x: Tensor) -> Tensor:
+        self._generator.manual_seed(seed)
+        output: Tensor = layer(x)
+        return output
 
     def loss_of(self, output: Tensor, target: Tensor) -> Tensor:
         assert self.loss is not None, "only the last stage has a loss"

@@ -178,10 +178,11 @@ class Bench:
     def _build_stage(self, number: int, device: torch.device) -> Stage:
         job, config = self._job, self._job.config
         first = sum(job.layers_per_stage[:number])
-        layers = build_layers(self._model, range(first, first + job.layers_per_stage[number]), config.seed)
+        own = slice(first, first + job.layers_per_stage[number])
+        layers = build_layers(self._model, range(own.start, own.stop), config.seed)
         loss = self._model.loss if number == job.schedule.num_stages - 1 else None
         splits = job.schedule.splits_backward(number)
-        return Stage(layers, first, config.seed, device, autocast_of(config), loss, splits)
+        return Stage(layers, first, config.seed, device, autocast_of(config), loss, splits, job.runs[own])
 
     def gradient_error(self, engine: Engine, device: torch.device) -> float:
         """Return the largest relative gradient error of one mini-batch; see `gate`. Gradients are dropped.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.schedule.action import Transfer
@@ -22,15 +22,19 @@ Message = tuple[int, int]
 PATIENCE_S = 30.0
 """Longer than any test; a thread that waits so long waits for ever."""
 
-_FORWARD = threading.Lock()
+_FORWARD = threading.RLock()
 
 
 class LockedStage(Stage):
-    """A stage whose forward no other runs beside: processes have a random generator each, threads share one."""
+    """A stage whose forward no other runs beside, nor a layer's second one: threads share one random generator."""
 
     def forward(self, x: Tensor, step: int, micro_batch: int) -> Tensor:
         with _FORWARD:
             return super().forward(x, step, micro_batch)
+
+    def run_layer(self, layer: nn.Module, seed: int, x: Tensor) -> Tensor:
+        with _FORWARD:
+            return super().run_layer(layer, seed, x)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from pipebench.engine.pipeline import Pipeline
 from pipebench.engine.stage import TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
 from pipebench.engine.whereabouts import RECORD_BYTES, Whereabouts
+from pipebench.record import LayerRun
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import Recompute, with_recompute
 from pipebench.schedule.catalogue import build as build_schedule
@@ -52,6 +53,7 @@ class Point:
     autocast: torch.dtype | None = None
     chunks: int | None = None
     rows: Schedule | None = None
+    runs: tuple[LayerRun, ...] = ()
 
     @property
     def schedule(self) -> Schedule:
@@ -70,7 +72,8 @@ class Point:
             is_last = number == schedule.num_stages - 1
             own = layers[first : first + count]
             splits = schedule.splits_backward(number)
-            stages.append(LockedStage(own, first, SEED, CPU, self.autocast, loss if is_last else None, splits))
+            runs = self.runs[first : first + count]
+            stages.append(LockedStage(own, first, SEED, CPU, self.autocast, loss if is_last else None, splits, runs))
         return stages
 
     def boundary_specs(self, stages: list[LockedStage]) -> dict[int, list[TensorSpec]]:
