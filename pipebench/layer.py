@@ -9,7 +9,8 @@ A layer is any nn.Module that takes one value (see `values`) and returns one. Be
   the loss. It is taken for a mean over the samples of that forward.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -29,9 +30,12 @@ def tied_by(layer: nn.Module) -> Mapping[str, str]:
     return dict(getattr(layer, "tie", {}))
 
 
-def run_layer(layer: nn.Module, value: Value, kept: dict[str, Tensor]) -> Value:
-    """Return the layer's value; what it pops is taken from `kept`, what it stashes is put there."""
-    result = layer(value, *(kept.pop(name) for name in popped_by(layer)))
+def run_layer(layer: nn.Module, value: Value, kept: dict[str, Tensor], call: Callable[..., Any] | None = None) -> Value:
+    """Return the layer's value; what it pops is taken from `kept`, what it stashes is put there.
+
+    `call` stands for the layer itself where it is not to be called as it is.
+    """
+    result = (call or layer)(value, *(kept.pop(name) for name in popped_by(layer)))
     stashed = stashed_by(layer)
     if not stashed:
         return result  # type: ignore[no-any-return]

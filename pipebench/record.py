@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pipebench.config import DATA, MODELS, OptimizerConfig, RunConfig, WandbConfig
+from pipebench.config import DATA, MODELS, USUALLY, OptimizerConfig, RunConfig, WandbConfig
 from pipebench.errors import ConfigError, ResultError, ScheduleError
 from pipebench.files import put, read_text
 from pipebench.schedule.action import Action, Schedule
@@ -34,6 +34,7 @@ class LayerProfile:
     `backward_s` is that of a backward in one piece, `input_s` and `weight_s` those of its two parts.
     `saved_bytes` are kept from forward to backward, the layer's input not counted; `saves_input` tells whether
     the layer keeps that too; `put_off_bytes` are kept between the two parts. The last layer includes the loss.
+    `skips` are tensors that pass layers by: source layer, target layer, bytes.
     Seconds are there only when a partition or a search needs them.
     """
 
@@ -48,6 +49,7 @@ class LayerProfile:
     put_off_bytes: list[int]
     input_bytes: list[int]
     saves_input: list[bool]
+    skips: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,7 @@ def config_from(content: dict[str, Any]) -> RunConfig:
         "optimizer": OptimizerConfig(**content["optimizer"]),
         "wandb": WandbConfig(**content["wandb"]),
     }
-    return RunConfig(**{"transport": "auto", **content, **nested})  # there was a time without a choice
+    return RunConfig(**{**USUALLY, **content, **nested})
 
 
 def _failure_from(content: dict[str, Any]) -> Failure:

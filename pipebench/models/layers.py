@@ -74,7 +74,7 @@ def one_by_one(makers: Iterable[Callable[[], nn.Module]]) -> Callable[[Sequence[
 
 
 def build_layers(model: LayerSequence, indices: Sequence[int], seed: int) -> list[nn.Module]:
-    """Build the layers at `indices`; tied parameters among them are one object, with the values of their first place."""
+    """Build the layers at `indices`; tied parameters among them are one object, valued as at their first place."""
     ties = [tie for tie in layout_of(model).ties if any(layer in indices for layer, _ in tie.places)]
     wanted = sorted({*indices, *(tie.places[0][0] for tie in ties)})
     layers = dict(zip(wanted, model.build(wanted, seed), strict=True))
@@ -98,6 +98,17 @@ def layout_of(model: LayerSequence) -> Layout:
         _ties(layers),
         tuple(bool(with_auxiliary_loss(layer)) for layer in layers),
     )
+
+
+def skips_between(layout: Layout, layers_per_stage: Sequence[int]) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Return the names of the skips that pass from one stage to another, by the pair of them."""
+    stage_of = [stage for stage, count in enumerate(layers_per_stage) for _ in range(count)]
+    between: dict[tuple[int, int], tuple[str, ...]] = {}
+    for skip in layout.skips:
+        edge = (stage_of[skip.source], stage_of[skip.target])
+        if edge[0] != edge[1]:
+            between[edge] = (*between.get(edge, ()), skip.name)
+    return between
 
 
 def _skips(layers: Sequence[nn.Module]) -> tuple[Skip, ...]:

@@ -200,7 +200,7 @@ def with_recompute(schedule: Schedule, recompute: Recompute) -> Schedule:
         again = encode(Op.RECOMPUTE, stages_of(codes[chosen]), micro_batches_of(codes[chosen]))
         return np.insert(codes, chosen, again)
 
-    return Schedule(schedule.name, tuple(Row.of(expand(row.codes)) for row in schedule.rows))
+    return Schedule(schedule.name, tuple(Row.of(expand(row.codes)) for row in schedule.rows), schedule.skips)
 
 
 def with_optimizer(schedule: Schedule) -> Schedule:
@@ -215,4 +215,4 @@ def with_optimizer(schedule: Schedule) -> Schedule:
         steps = [encode(Op.OPTIMIZER, int(stages[place]), -1)[0] for place in last]
         return np.insert(codes, np.array(last, dtype=np.int64) + 1, steps)
 
-    return Schedule(schedule.name, tuple(Row.of(expand(row.codes)) for row in schedule.rows))
+    return Schedule(schedule.name, tuple(Row.of(expand(row.codes)) for row in schedule.rows), schedule.skips)
