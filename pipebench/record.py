@@ -143,7 +143,16 @@ class RunResult:
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule(self.config.schedule, tuple(tuple(Action.parse(text) for text in row) for row in self.rows))
+        rows = tuple(tuple(Action.parse(text) for text in row) for row in self.rows)
+        skips = far_skips(self.profile, self.layers_per_stage) if self.profile is not None else ()
+        return Schedule(self.config.schedule, rows, skips)
+
+
+def far_skips(layers: LayerProfile, layers_per_stage: Sequence[int]) -> set[tuple[int, int]]:
+    """Return the pairs of stages, no neighbours, between which the model's skips pass when it is cut so."""
+    stage_of = [stage for stage, count in enumerate(layers_per_stage) for _ in range(count)]
+    pairs = {(stage_of[source], stage_of[target]) for source, target, _ in layers.skips}
+    return {(source, target) for source, target in pairs if target - source > 1}
 
 
 def traces(result: RunResult, repeat: Repeat) -> list[Trace]:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from pipebench.engine.backward import backward_of
 from pipebench.engine.batch_norm import BatchNorms
-from pipebench.layer import run_layer, take_auxiliary_loss, with_auxiliary_loss
+from pipebench.layer import declared_by, run_layer, take_auxiliary_loss
 from pipebench.seeds import Purpose, seeds_of
 from pipebench.values import Value, num_samples, tensors_of
 
@@ -105,8 +105,8 @@ class Stage:
         self.backward = backward_of(self.module, splits_backward)
         self.batch_norms = BatchNorms(self.module, deferred_batch_norm)
         self._layers = list(self.module)
-        self._auxiliary = [with_auxiliary_loss(layer) for layer in self._layers]
-        self.has_auxiliary_loss = any(self._auxiliary)
+        self._declared = [declared_by(layer) for layer in self._layers]
+        self.has_auxiliary_loss = any(declared.adding for declared in self._declared)
         self._indices = range(first_layer, first_layer + len(self._layers))
         self._autocast = autocast
         self._generator = default_generator(device)
@@ -125,12 +125,11 @@ class Stage:
         seeds = seeds_of(self.seed, Purpose.DROPOUT, (step, micro_batch), self._indices)
         auxiliary = list[Tensor]()
         with self._precision():
-            for layer, seed, adding in zip(self._layers, seeds, self._auxiliary, strict=True):
+            for layer, declared, seed in zip(self._layers, self._declared, seeds, strict=True):
                 self._generator.manual_seed(seed)
-                value = run_layer(layer, value, kept)
-                added = take_auxiliary_loss(adding)
-                if added is not None:
-                    auxiliary.append(added)
+                value = run_layer(layer, declared, value, kept)
+                if declared.adding and (added := take_auxiliary_loss(declared)) is not None:
+                    auxiliary.append(added.float())
         return StageOutput(value, kept, torch.stack(auxiliary).sum() if auxiliary else None)
 
     def loss_of(self, output: Any, target: Any) -> Tensor:
@@ -151,11 +150,11 @@ class Stage:
                 return stand_in(spec.empty(torch.device("meta"))).requires_grad_(spec.requires_grad)
 
             value, kept = unpacked(arriving, [arrived(spec) for bundle in arriving for spec in bundle.tensors])
-            for layer, adding in zip(self._layers, self._auxiliary, strict=True):
+            for layer, declared in zip(self._layers, self._declared, strict=True):
                 state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
                 stood_in = {name: stand_in(each).requires_grad_(each.requires_grad) for name, each in state.items()}
-                value = run_layer(layer, value, kept, partial(_called_with, layer, stood_in))
-                take_auxiliary_loss(adding)
+                value = run_layer(partial(_called_with, layer, stood_in), declared, value, kept)
+                take_auxiliary_loss(declared)
         return Bundle(
             tuple(map(_spec_of, tensors_of(value))),
             not isinstance(value, Tensor),

@@ -16,7 +16,7 @@ from pipebench.engine.stage import Loss, Stage
 from pipebench.harness.jobs import ProfileJob, WeighJob
 from pipebench.harness.launch import Progress, Report
 from pipebench.harness.setting import autocast_of, claim_cores
-from pipebench.layer import popped_by
+from pipebench.layer import declared_by
 from pipebench.linear import WeightQueue, adopt
 from pipebench.models import layer_sequence
 from pipebench.models.layers import build_layers, layout_of
@@ -90,7 +90,7 @@ class _Travelling:
 
     def arrives(self, stage: Stage) -> "_Travelling":
         """Take away what the stage's layer is called with."""
-        popped = {name: _leaf(self.kept.pop(name)) for name in popped_by(stage.module[0])}
+        popped = {name: _leaf(self.kept.pop(name)) for name in declared_by(stage.module[0]).pops}
         value = self.value
         return _Travelling(_leaf(value) if isinstance(value, Tensor) else tuple(map(_leaf, value)), popped)
 

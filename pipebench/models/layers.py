@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipebench.errors import ConfigError
-from pipebench.layer import popped_by, stashed_by, tied_by, with_auxiliary_loss
+from pipebench.layer import declared_by
 from pipebench.seeds import Purpose, seed_of
 from pipebench.values import Value, num_samples
 
@@ -96,7 +96,7 @@ def layout_of(model: LayerSequence) -> Layout:
         tuple(type(layer).__name__ for layer in layers),
         _skips(layers),
         _ties(layers),
-        tuple(bool(with_auxiliary_loss(layer)) for layer in layers),
+        tuple(bool(declared_by(layer).adding) for layer in layers),
     )
 
 
@@ -114,11 +114,11 @@ def skips_between(layout: Layout, layers_per_stage: Sequence[int]) -> dict[tuple
 def _skips(layers: Sequence[nn.Module]) -> tuple[Skip, ...]:
     skips, waiting = list[Skip](), dict[str, int]()
     for index, layer in enumerate(layers):
-        for name in popped_by(layer):
+        for name in declared_by(layer).pops:
             if name not in waiting:
                 raise ConfigError(f"{_told(index, layer)} pops {name!r}: expected an earlier layer that stashes it")
             skips.append(Skip(name, waiting.pop(name), index))
-        for name in stashed_by(layer):
+        for name in declared_by(layer).stashes:
             if name in waiting:
                 raise ConfigError(
                     f"{_told(index, layer)} stashes {name!r}, as layer {waiting[name]} does: expected another name, "
@@ -134,7 +134,7 @@ def _skips(layers: Sequence[nn.Module]) -> tuple[Skip, ...]:
 def _ties(layers: Sequence[nn.Module]) -> tuple[Tie, ...]:
     places: dict[str, list[tuple[int, str]]] = {}
     for index, layer in enumerate(layers):
-        for parameter, name in tied_by(layer).items():
+        for parameter, name in declared_by(layer).ties.items():
             if parameter not in dict(layer.named_parameters(remove_duplicate=False)):
                 raise ConfigError(f"{_told(index, layer)} ties {parameter!r}: expected the name of its parameter")
             places.setdefault(name, []).append((index, parameter))

@@ -5,7 +5,7 @@ folded ones, `schedule/catalogue.py` knows them all. Zero-bubble schedules split
 fill what would be idle.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -201,6 +201,11 @@ def with_recompute(schedule: Schedule, recompute: Recompute) -> Schedule:
         return np.insert(codes, chosen, again)
 
     return Schedule(schedule.name, tuple(Row.of(expand(row.codes)) for row in schedule.rows), schedule.skips)
+
+
+def with_skips(schedule: Schedule, skips: Iterable[tuple[int, int]]) -> Schedule:
+    """Let tensors pass straight from one stage to another, source before target, past at least one between."""
+    return Schedule(schedule.name, schedule.rows, skips)
 
 
 def with_optimizer(schedule: Schedule) -> Schedule:
