@@ -48,7 +48,7 @@ class Linear(nn.Linear):
             return functional.linear(x, self.weight, self.bias)
         y = functional.linear(x, self.weight.detach(), self.bias)
         if self.recomputed:
-            return _Taken.apply(y, x.detach(), self._take)  # type: ignore[no-any-return]
+            return _Taken.apply(y, x.detach(), self._take)  # type: ignore[no-any-return, no-untyped-call]
         y.register_hook(partial(self._take, x.detach()))
         return y
 

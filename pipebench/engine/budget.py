@@ -3,7 +3,7 @@
 Without torch: the process that decides never computes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 _STEPS = 2048
@@ -51,7 +51,7 @@ def _frontier(candidates: Sequence[Candidate]) -> Iterator[_Set]:
     yield from found
 
 
-def _unbeaten(sets: "Iterator[_Set] | Sequence[_Set]") -> Iterator[_Set]:
+def _unbeaten(sets: Iterable[_Set]) -> Iterator[_Set]:
     most = -1.0
     for each in sets:
         if each.num_bytes > most:

@@ -16,20 +16,26 @@ from pipebench.engine.backward import QueuedBackward, Root, run_whole
 from pipebench.engine.stage import Stage
 from pipebench.harness.memory import Change, allocations, peak_of, storages
 from pipebench.linear import PutOff, WeightQueue, adopt
-from pipebench.record import Footprint
+from pipebench.record import Footprint, LayerRun
+from pipebench.values import Value, tensors_of
 
 _FORTH = ("input", "F", "input goes", "output goes")
 _WHOLE, _SPLIT = (*_FORTH, "B"), (*_FORTH, "I", "W")
-"""The steps of a pass; the gradient of the output is there before the backward, as one that a rank receives."""
+"""The steps of a pass. As the output goes its gradient comes, and is there throughout the backward, as on a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One layer as a stage, its input, and how its output, or the loss on the last layer, is made of that."""
+    """One layer as a stage, how to run it, what it is called with, skips by their names, and targets for a loss.
+
+    Tensors require a gradient where the layer is to give one back.
+    """
 
     stage: Stage
-    x: Tensor
-    forward: Callable[[Tensor], Tensor]
+    run: LayerRun
+    value: Value
+    kept: Mapping[str, Tensor]
+    targets: Value
 
 
 def footprints_of(layers: Sequence[Alone]) -> list[Footprint]:
@@ -51,8 +57,7 @@ class _Passes:
     """The four micro-batches of one layer, each phase under a name."""
 
     def __init__(self, layer: Alone) -> None:
-        self._module = layer.stage.module
-        self._device = layer.stage.device
+        self._stage, self._run = layer.stage, layer.run
         self._queue = WeightQueue()
         self._of_whole = [_Pass(layer, self._queue) for _ in range(2)]
         self._of_split = [_Pass(layer, self._queue) for _ in range(2)]
@@ -73,7 +78,7 @@ class _Passes:
         return Footprint(
             kept_bytes=_left(changes["whole 1 F"]) - whole.output_bytes,
             keeps_input=_left(changes["whole 1 input goes"]) == 0,
-            keeps_output=_left(changes["whole 1 output goes"]) == whole.output_bytes,  # its gradient, as large, is made
+            keeps_output=_left(changes["whole 1 output goes"]) == whole.gradient_bytes,
             put_off_bytes=split.put_off_bytes,
             peaks={op: peak_of(changes[name.format(1)], ()) for op, name in where.items()},
             first_peaks={op: peak_of(changes[name.format(0)], gradients[op]) for op, name in where.items()},
@@ -81,12 +86,14 @@ class _Passes:
         )
 
     def _begin(self, queue: WeightQueue | None) -> None:
-        self._module.to(self._device).zero_grad(set_to_none=True)
-        adopt(self._module, queue)
+        self._stage.arrange([self._run])
+        self._stage.module.to(self._stage.device).zero_grad(set_to_none=True)
+        adopt(self._stage.module, queue)
 
     def _leave(self) -> None:
         self._begin(None)
-        self._module.to("cpu")
+        self._stage.arrange([LayerRun.KEEP])
+        self._stage.module.to("cpu")
 
 
 class _Pass:
@@ -97,7 +104,7 @@ class _Pass:
 
     def __init__(self, layer: Alone, queue: WeightQueue) -> None:
         self.gradients: dict[str, dict[int, int]] = {}
-        self.output_bytes = self.put_off_bytes = 0
+        self.output_bytes = self.gradient_bytes = self.put_off_bytes = 0
         self.steps: dict[str, Callable[[], None]] = {
             "input": self._make_input,
             "F": self._run_forward,
@@ -109,41 +116,43 @@ class _Pass:
         }
         self._layer = layer
         self._backward = QueuedBackward(queue)
-        self._leaf = torch.empty(())
-        self._input: Tensor | None = None
-        self._root: Root = None
-        self._output: Tensor | None = None
-        self._gradient: Tensor | None = None
+        self._leaves: list[Tensor] = []
+        self._inputs: list[Tensor] = []
+        self._roots: list[Root] = []
+        self._outputs: list[Tensor] = []
+        self._gradients: list[Tensor] = []
         self._put_off: list[PutOff] = []
 
     def _make_input(self) -> None:
-        x = self._layer.x
-        self._leaf = x.detach().requires_grad_(x.is_floating_point())
-        self._input = _Fresh.apply(self._leaf)
+        arriving = (*tensors_of(self._layer.value), *self._layer.kept.values())
+        self._leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in arriving]
+        self._inputs = [_fresh(leaf) for leaf in self._leaves]
 
     def _run_forward(self) -> None:
-        assert self._input is not None
-        output = self._layer.forward(self._input)
-        self._root = self._backward.root_of(output)
-        self._output = output.detach()
-        self.output_bytes = output.nbytes
+        layer, num_values = self._layer, len(tensors_of(self._layer.value))
+        values = tuple(self._inputs[:num_values])
+        kept = dict(zip(layer.kept, self._inputs[num_values:], strict=True))
+        output = layer.stage.run(values[0] if isinstance(layer.value, Tensor) else values, kept, 0, 0, again=False)
+        value = output.value if layer.stage.loss is None else layer.stage.loss_of(output.value, layer.targets)
+        outputs = [*tensors_of(value), *output.kept.values()]
+        self._roots = [self._backward.root_of(tensor) for tensor in outputs if tensor.requires_grad]
+        self._outputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs]
+        self.output_bytes = sum(tensor.nbytes for tensor in outputs)
 
     def _let_input_go(self) -> None:
-        self._input = None
+        self._inputs = []
 
     def _let_output_go(self) -> None:
-        assert self._output is not None
-        self._gradient = torch.ones_like(self._output)
-        self._output = None
+        self._gradients = [torch.ones_like(tensor) for tensor in self._outputs if tensor.requires_grad]
+        self.gradient_bytes = sum(gradient.nbytes for gradient in self._gradients)
+        self._outputs = []
 
     def _run_backward(self) -> None:
-        assert self._gradient is not None
-        run_whole(self._root, self._gradient)
+        run_whole(self._roots, self._gradients)
         self._end("B")
 
     def _run_input_part(self) -> None:
-        assert self._gradient is not None
-        self._put_off = self._backward.of_input(self._root, self._leaf, self._gradient)
+        self._put_off = self._backward.of_input(self._roots, self._leaves, self._gradients)
         kept = storages([tensor for product in self._put_off for tensor in (product.x, product.gradient)])
         self.put_off_bytes = sum(kept.values())
         self._end("I")
@@ -157,7 +166,9 @@ class _Pass:
         known = {address for earlier in self.gradients.values() for address in earlier}
         there = storages([p.grad for p in self._layer.stage.module.parameters() if p.grad is not None])
         self.gradients[op] = {address: size for address, size in there.items() if address not in known}
-        self._gradient = self._root = self._leaf.grad = None
+        self._gradients, self._roots = [], []
+        for leaf in self._leaves:
+            leaf.grad = None
 
 
 class _Fresh(torch.autograd.Function):
@@ -170,6 +181,11 @@ class _Fresh(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
+
+
+def _fresh(x: Tensor) -> Tensor:
+    copy: Tensor = _Fresh.apply(x)  # type: ignore[no-untyped-call]
+    return copy
 
 
 def _left(changes: Sequence[Change]) -> int:

@@ -17,8 +17,8 @@ WEIGH_MODEL = "pipebench.harness.profile:weigh_model"
 class RankJob:
     """One rank of a point: its row in a validated schedule, its share of the layers, its cores.
 
-    `runs` say of each layer of the model whether its forward runs again inside its backward. `cores` is empty when there
-    are not enough to give every rank its own; `model_bytes` are the weights of the whole model; `store` is a file
+    `runs` say of each layer of the model whether its forward runs again inside its backward. `cores` is empty when
+    there are not enough to give every rank its own; `model_bytes` are the weights of the whole model; `store` is a file
     through which the ranks find each other.
     """
 

@@ -46,9 +46,9 @@ def measure_memory(
         parameter.grad = None
     return StageMemory(
         parameters_bytes=sum(_shard(p).nbytes for p in parameters),
-        gradients_bytes=kept_bytes + peak.gradient_bytes,
+        gradients_bytes=kept_bytes + round(peak.gradient_bytes),
         optimizer_bytes=sum(map(_optimizer_bytes, optimizers)),
-        activations_bytes=peak.activation_bytes,
+        activations_bytes=round(peak.activation_bytes),
         transfers_bytes=held_bytes,
         allocator_peak_bytes=allocator_peak,
         allocator_reserved_bytes=allocator_reserved,

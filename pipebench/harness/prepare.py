@@ -9,9 +9,9 @@ from pipebench.costs import Profile, stage_costs, transfer_times
 from pipebench.engine.budget import Candidate, cheapest
 from pipebench.engine.partition import split_by_cost, split_uniformly
 from pipebench.errors import LimitError
-from pipebench.record import LayerProfile, LayerRun
+from pipebench.record import LayerProfile, LayerRun, far_skips
 from pipebench.schedule.action import Schedule
-from pipebench.schedule.builders import Recompute, with_recompute
+from pipebench.schedule.builders import Recompute, with_recompute, with_skips
 from pipebench.schedule.catalogue import ZB_AUTO, build
 from pipebench.schedule.memory import StageActivations, peak_bytes
 from pipebench.schedule.search import Found, search
@@ -40,7 +40,8 @@ def prepare(config: RunConfig, profile: Profile) -> Prepared:
     if config.schedule == ZB_AUTO:
         return _searched(config, profile)
     [num_stages] = num_stages_of(config)
-    counts, schedule = partition(config, profile, num_stages), schedule_of(config)
+    counts = partition(config, profile, num_stages)
+    schedule = with_skips(schedule_of(config), far_skips(profile.layers, counts))
     if config.recompute != Recompute.BUDGET.value:
         return Prepared(counts, schedule, runs=runs_of(config))
     again = within_budget(profile.layers, counts, schedule, float(config.recompute_budget) * MIB)
@@ -146,7 +147,7 @@ def _searched(config: RunConfig, profile: Profile) -> Prepared:
     )
     if rival.best_known:
         message += f"; best hand-written: {rival.best_known} {rival.best_known_s * 1e3:.1f} ms"
-    return Prepared(counts, best.schedule, message, runs_of(config))
+    return Prepared(counts, with_skips(best.schedule, far_skips(profile.layers, counts)), message, runs_of(config))
 
 
 def _search(config: RunConfig, profile: Profile, counts: list[int]) -> Found:

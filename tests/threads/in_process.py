@@ -12,8 +12,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.engine.stage import Stage, StageOutput, TensorSpec
+from pipebench.layer import Declared
 from pipebench.schedule.action import Transfer
+from pipebench.values import Value
 
 T = TypeVar("T")
 
@@ -28,13 +30,15 @@ _FORWARD = threading.RLock()
 class LockedStage(Stage):
     """A stage whose forward no other runs beside, nor a layer's second one: threads share one random generator."""
 
-    def forward(self, x: Tensor, step: int, micro_batch: int) -> Tensor:
+    def run(self, value: Value, kept: dict[str, Tensor], step: int, micro_batch: int, again: bool) -> StageOutput:
         with _FORWARD:
-            return super().forward(x, step, micro_batch)
+            return super().run(value, kept, step, micro_batch, again)
 
-    def run_layer(self, layer: nn.Module, seed: int, x: Tensor) -> Tensor:
+    def run_layer(
+        self, layer: nn.Module, declared: Declared, seed: int, value: Value, kept: dict[str, Tensor]
+    ) -> tuple[Value, Tensor | None]:
         with _FORWARD:
-            return super().run_layer(layer, seed, x)
+            return super().run_layer(layer, declared, seed, value, kept)
 
 
 @dataclass

@@ -46,6 +46,9 @@ _LOOKS = {
     Recompute.NEVER: (PALETTE[0], ""),
     Recompute.EXCEPT_LAST: (PALETTE[1], "///"),
     Recompute.ALWAYS: (PALETTE[2], "xxx"),
+    Recompute.LAYER: (PALETTE[3], "..."),
+    Recompute.SELECTIVE: (PALETTE[4], "\\\\\\"),
+    Recompute.BUDGET: (PALETTE[6], "+++"),
 }
 """Colour and hatch of activations by recompute setting."""
 
@@ -99,7 +102,7 @@ def _handles(rows: Sequence[Row]) -> list["Artist"]:
         colour, hatch = _LOOKS[setting]
         label = "activations" + (f",\nrecompute={setting.value}" if len(settings) > 1 else "")
         handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, label=label))
-    handles.append(Patch(facecolor=PAPER, edgecolor=MUTED, linewidth=0.8, label="parameters, gradients,\noptimizer"))
+    handles.append(Patch(facecolor=PAPER, edgecolor=MUTED, linewidth=0.8, label="parameters, gradients,\noptimizer, transfers"))
     if any(row["activations_predicted_bytes"] is not None for row in rows):
         diamond = Line2D([], [], linestyle="", marker="D", color=INK, markerfacecolor=PAPER, markersize=5)
         diamond.set_label("activations predicted\nby the memory model")
