@@ -38,6 +38,7 @@ RETRIES = ("failed", "oom", "all")
 TRANSPORTS = ("auto", "shared", "network")
 TASKS = ("regression", "classification")
 ATTENTIONS = ("fused", "explicit")
+NORMS = ("layer", "batch")
 
 
 @dataclass
@@ -69,11 +70,28 @@ class MlpConfig:
     outputs: int = MISSING
     task: str = MISSING
     dropout: float = MISSING
+    norm: str = "layer"
 
     @property
     def num_layers(self) -> int:
         """Input projection, residual layers, output projection."""
         return self.layers + 2
+
+
+@dataclass
+class UMlpConfig:
+    kind: str = "u_mlp"
+    name: str = MISSING
+    depth: int = MISSING
+    width: int = MISSING
+    inputs: int = MISSING
+    outputs: int = MISSING
+    dropout: float = MISSING
+
+    @property
+    def num_layers(self) -> int:
+        """Input projection, `depth` layers down and as many up, one between them, output projection."""
+        return 2 * self.depth + 3
 
 
 @dataclass
@@ -92,8 +110,8 @@ class SyntheticConfig:
         return self.layers
 
 
-ModelConfig = TransformerConfig | MlpConfig | SyntheticConfig
-MODELS = {"transformer": TransformerConfig, "mlp": MlpConfig, "synthetic": SyntheticConfig}
+ModelConfig = TransformerConfig | MlpConfig | UMlpConfig | SyntheticConfig
+MODELS = {"transformer": TransformerConfig, "mlp": MlpConfig, "u_mlp": UMlpConfig, "synthetic": SyntheticConfig}
 
 
 @dataclass
@@ -112,7 +130,7 @@ class TeacherConfig:
 
 DataConfig = TextConfig | TeacherConfig
 DATA = {"text": TextConfig, "teacher": TeacherConfig}
-DATA_OF_MODEL = {"transformer": "text", "mlp": "teacher", "synthetic": "teacher"}
+DATA_OF_MODEL = {"transformer": "text", "mlp": "teacher", "u_mlp": "teacher", "synthetic": "teacher"}
 
 
 @dataclass
@@ -182,7 +200,13 @@ NOT_PART_OF_THE_POINT = (
 )
 """Keys that say where results go, what to measure again or what to do about a failure, not what is measured."""
 
-USUALLY = {"transport": "auto", "batch_norm": "deferred", "recompute_budget": None}
+USUALLY = {
+    "transport": "auto",
+    "batch_norm": "deferred",
+    "recompute_budget": None,
+    "model.norm": "layer",
+    "model.attention": "fused",
+}
 """Keys that came later, with what they were before."""
 
 RESOLVED_BY_THE_MACHINE = ("device", "threads")
@@ -225,11 +249,11 @@ def key_of(config: RunConfig, apart_from: Collection[str] = ()) -> str:
     point = dataclasses.asdict(config)
     for name in (*NOT_PART_OF_THE_POINT, *apart_from):
         del point[name]
-    for name, usual in USUALLY.items():  # so that points are called what they were before there was a choice
-        if point.get(name) == usual:
-            del point[name]
-    if getattr(config.model, "attention", "fused") == "fused":
-        point["model"].pop("attention", None)
+    for path, usual in USUALLY.items():  # so that points are called what they were before there was a choice
+        *groups, name = path.split(".")
+        group = point[groups[0]] if groups else point
+        if group.get(name) == usual:
+            del group[name]
     if is_file(config.schedule):  # the rows count, not what they are called
         point["schedule"] = hashlib.sha256(Path(config.schedule).read_bytes()).hexdigest()
     if config.profile is not None:
@@ -390,6 +414,10 @@ def _check_model(model: ModelConfig) -> None:
             _check_name("model.attention", model.attention, ATTENTIONS)
         case MlpConfig():
             _check_name("model.task", model.task, TASKS)
+            _check_name("model.norm", model.norm, NORMS)
+        case UMlpConfig():
+            if model.width % 2**model.depth:
+                _fail("model.width", model.width, f"a multiple of {2**model.depth}: it is halved model.depth times")
         case SyntheticConfig():
             for key, seconds in (("forward_s", model.forward_s), ("backward_s", model.backward_s)):
                 if not 0 <= seconds < 60:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-import torch
 from ranks import CPU, sgd, unseen
 from torch import Tensor
 
@@ -22,7 +21,6 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.pipeline import Pipeline
 from pipebench.engine.stage import Bundle, Bundles, Loss, Stage, TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
-from pipebench.errors import LimitError
 from pipebench.harness.jobs import ProfileJob
 from pipebench.harness.memory import measure_memory
 from pipebench.harness.prepare import Prepared, prepare

@@ -102,7 +102,9 @@ def _handles(rows: Sequence[Row]) -> list["Artist"]:
         colour, hatch = _LOOKS[setting]
         label = "activations" + (f",\nrecompute={setting.value}" if len(settings) > 1 else "")
         handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, label=label))
-    handles.append(Patch(facecolor=PAPER, edgecolor=MUTED, linewidth=0.8, label="parameters, gradients,\noptimizer, transfers"))
+    handles.append(
+        Patch(facecolor=PAPER, edgecolor=MUTED, linewidth=0.8, label="parameters, gradients,\noptimizer, transfers")
+    )
     if any(row["activations_predicted_bytes"] is not None for row in rows):
         diamond = Line2D([], [], linestyle="", marker="D", color=INK, markerfacecolor=PAPER, markersize=5)
         diamond.set_label("activations predicted\nby the memory model")
