@@ -174,6 +174,21 @@ def predicted_activation_bytes(result: RunResult) -> list[int] | None:
     return [round(peak) for peak in peak_activation_bytes(schedule, stages)]
 
 
+def gpipe_activation_bytes(result: RunResult, rank: int) -> int | None:
+    """Return what GPipe would keep on a rank, recomputing every stage: O(N + (L/K)(N/M)) (Huang et al. 2019, s. 2.3).
+
+    That is its inputs of all N samples of a mini-batch and all that its L/K layers keep of one micro-batch of N/M.
+    """
+    if result.profile is None or not result.rows:
+        return None
+    kept = stage_activations(result.profile, result.layers_per_stage)
+    own = [kept[stage] for stage in result.schedule.stages_of_rank(rank)]
+    batch, micro, samples = result.config.batch, result.config.micro, result.profile.num_samples
+    inputs = sum(stage.input_bytes for stage in own) * batch
+    layers = max(stage.full_bytes - stage.input_bytes for stage in own) * batch / micro
+    return round((inputs + layers) / samples)
+
+
 def _timing(result: RunResult, reference: RunResult | None) -> Row:
     names = ("step_s", "step_ci_low_s", "step_ci_high_s", "samples_per_s", "tokens_per_s", "speedup")
     row: Row = dict.fromkeys(names)
@@ -255,7 +270,7 @@ def _resources(result: RunResult) -> Row:
     """
     names = (
         *("peak_memory_bytes", "peak_memory_all_bytes", "activations_bytes", "activations_predicted_bytes"),
-        *("peak_rss_bytes", "sent_bytes", "harness_s"),
+        *("activations_gpipe_bytes", "peak_rss_bytes", "sent_bytes", "harness_s"),
     )
     row: Row = dict.fromkeys(names)
     if result.status in MEASURED:
@@ -266,6 +281,7 @@ def _resources(result: RunResult) -> Row:
         row["peak_memory_all_bytes"] = max(_peaks_together(repeat) for repeat in result.repeats)
         row["activations_bytes"] = largest.memory.activations_bytes
         row["activations_predicted_bytes"] = predicted[largest.rank] if predicted else None
+        row["activations_gpipe_bytes"] = gpipe_activation_bytes(result, largest.rank)
         row["peak_rss_bytes"] = max(record.peak_rss_bytes for record in ranks)
         row["sent_bytes"] = _sent_bytes(result.repeats[0])
         row["harness_s"] = median(harness_s(repeat) for repeat in result.repeats)

@@ -68,7 +68,7 @@ MODELS = "gpt2_small, mlp, mlp_classifier, synthetic, transformer, transformer_l
         ("stages", "stages: cannot be read: expected KEY=VALUE"),
         # names
         ("schedule=gpip", f"schedule=gpip: expected one of {SCHEDULE_NAMES}, a .csv file (did you mean 'gpipe'?)"),
-        ("recompute=true", "recompute=True: expected one of never, except_last, always"),
+        ("recompute=true", "recompute=True: expected one of never, except_last, always, layer, selective, budget"),
         ("model=mlpp", f"model=mlpp: expected one of {MODELS} (did you mean 'mlp'?)"),
         ("optimizer=sgdd", "optimizer=sgdd: expected one of adam, adamw, sgd (did you mean 'sgd'?)"),
         ("data=teacher", "data=teacher: expected text for model=transformer"),

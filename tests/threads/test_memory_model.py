@@ -1,7 +1,7 @@
 """The memory model against what the profiler counts, to the rank: every recompute setting, K and order of the rows.
 
-A rank is alone here: what it receives comes from nowhere, as large as it would be, and what it sends is gone at once, as
-between ranks that share memory.
+A rank is alone here: what it receives comes from nowhere, as large as it would be, and what it sends is gone at once,
+as between ranks that share memory.
 """
 
 from collections.abc import Sequence
