@@ -73,6 +73,12 @@ class Point:
         sequence = sequence_of(self.model)
         return skips_between(layout_of(sequence), split_uniformly(sequence.num_layers, num_stages))
 
+    def _runs(self, num_layers: int) -> tuple[LayerRun, ...]:
+        """Return those given, or those of the setting; a budget's are every other layer's here."""
+        again, keep, selective = LayerRun.AGAIN, LayerRun.KEEP, LayerRun.SELECTIVE
+        inside = {Recompute.LAYER: (again,), Recompute.BUDGET: (again, keep), Recompute.SELECTIVE: (selective,)}
+        return self.runs or (inside.get(self.recompute, (keep,)) * num_layers)[:num_layers]
+
     def stages(self, layers: list[nn.Module], loss: Callable[[Any, Any], Tensor]) -> list[LockedStage]:
         schedule = self.schedule
         counts = split_uniformly(len(layers), schedule.num_stages)
@@ -82,7 +88,7 @@ class Point:
             is_last = number == schedule.num_stages - 1
             own = layers[first : first + count]
             splits = schedule.splits_backward(number)
-            runs = self.runs[first : first + count]
+            runs = self._runs(len(layers))[first : first + count]
             weighed = Loss(loss, sequence_of(self.model).count) if is_last else None
             stages.append(LockedStage(own, first, SEED, CPU, self.autocast, weighed, splits, self.deferred, runs))
         return stages
