@@ -49,13 +49,21 @@ class BatchNorms:
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Let the forwards meanwhile not count, which may be cut short."""
-        before = self._moving
-        self.let_move(False)
+        """Let the forwards meanwhile, which may be cut short, move nothing and save what the ones before saved.
+
+        A layer that does not track its statistics saves two tensors less, so here it tracks them by nothing at all.
+        """
+        before, moved = self._moving, [] if self._deferred else self._layers
+        kept = [(layer.momentum, layer.num_batches_tracked) for layer in moved]
+        self._moving = False
+        for layer in moved:
+            layer.momentum, layer.num_batches_tracked = 0.0, torch.zeros_like(layer.num_batches_tracked)
         try:
             yield
         finally:
-            self.let_move(before)
+            self._moving = before
+            for layer, (momentum, num_batches) in zip(moved, kept, strict=True):
+                layer.momentum, layer.num_batches_tracked = momentum, num_batches
 
     @torch.no_grad()
     def commit(self) -> None:

@@ -13,6 +13,7 @@ from pipebench.activations import stage_activations
 from pipebench.config import RunConfig
 from pipebench.costs import Profile, for_samples, stage_costs, transfer_times
 from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.errors import LimitError
 from pipebench.grid import K, axes_of
 from pipebench.harness.prepare import Prepared, partition, prepare
 from pipebench.report.cells import mebibytes
@@ -42,13 +43,16 @@ def best_change(config: RunConfig, layers_per_stage: list[int], profile: Profile
     """Return the change that would gain most, None where none is worth it.
 
     `profile` is the point's own (`costs.profile_of`). A schedule that needs more stages than there are layers, or a
-    search, is no candidate.
+    search, is no candidate, nor is what does not keep a budget.
     """
     here = dataclasses.replace(config, partition=list(layers_per_stage))
     now_s, now_bytes = _predicted(here, profile)
     best = None
     for change, changed in _changes(config, here, profile):
-        step_s, num_bytes = _predicted(changed, profile)
+        try:
+            step_s, num_bytes = _predicted(changed, profile)
+        except LimitError:
+            continue
         gain = 1 - step_s / now_s
         if gain > max(WORTH_FRACTION, best.gain_fraction if best else 0.0):
             best = Advice(change, gain, num_bytes, now_bytes)
