@@ -178,6 +178,7 @@ def test_a_killed_rank_is_the_cause_and_its_neighbours_error_comes_second(
     assert other.startswith("rank 0 failed ")
 
 
+@pytest.mark.alone
 def test_a_hang_says_for_each_rank_what_it_waits_for_and_from_whom(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
