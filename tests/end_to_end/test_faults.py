@@ -200,11 +200,11 @@ def test_a_point_that_takes_longer_than_its_limit_ends_there(monkeypatch: pytest
 def test_a_point_that_is_cut_off_between_steps_says_how_many_were_done(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    limits = ("point_limit_s=15", "progress_limit_s=60")
+    limits = ("point_limit_s=8", "progress_limit_s=60")
     result = run_with("talkative", monkeypatch, tmp_path, "micro=1", "steps=100000", *limits)[1]
     assert result.status == "timeout"
     assert re.match(
-        r"not done after 15 s \(point_limit_s\), measuring, [1-9]\d* of 100000 steps done: rank [01] ", result.message
+        r"not done after 8 s \(point_limit_s\), measuring, [1-9]\d* of 100000 steps done: rank [01] ", result.message
     )
     assert "is measuring" not in result.message
 

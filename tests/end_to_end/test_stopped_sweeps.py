@@ -158,9 +158,9 @@ def test_an_interrupt_at_the_very_end_says_little(tmp_path: Path, temporary: Pat
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 @pytest.mark.fault("{number.name} once", "one line, a report, exit code 130, the point interrupted and run again")
 def test_a_point_that_is_interrupted_says_so_and_is_run_again(number: signal.Signals, tmp_path: Path) -> None:
-    process = start(tmp_path, NO_TRACKER, "steps=100")
+    process = start(tmp_path, NO_TRACKER, "steps=50")
     wait_for_line(process, "[1/4]")
-    time.sleep(1)
+    time.sleep(0.5)
     os.killpg(process.pid, number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -172,7 +172,7 @@ def test_a_point_that_is_interrupted_says_so_and_is_run_again(number: signal.Sig
     assert [point["state"] for point in read_json(sweep / "sweep.json")["points"]] == ["interrupted", "pending"]
 
     before = finished_points(tmp_path)
-    code, output, errors = run(tmp_path, NO_TRACKER, "steps=100")
+    code, output, errors = run(tmp_path, NO_TRACKER, "steps=50")
     assert (code, errors) == (0, "")
     first, second, *_ = output.splitlines()
     assert first == "resuming: 0 of 2 done in " + str(sweep.relative_to(tmp_path)) + "; resume=never starts anew"
@@ -202,13 +202,13 @@ def test_a_second_interrupt_leaves_at_once_and_nothing_corrupt(tmp_path: Path, t
 
 
 def test_a_sweep_told_to_start_anew_says_with_what_its_command_goes_on(tmp_path: Path) -> None:
-    process = start(tmp_path, NO_TRACKER, "steps=100", "resume=never")
+    process = start(tmp_path, NO_TRACKER, "steps=50", "resume=never")
     wait_for_line(process, "[1/4]")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.endswith("interrupted: the same command, with resume=auto, goes on from here\n")
-    code, output, errors = run(tmp_path, NO_TRACKER, "steps=100", "resume=never", "resume=auto")
+    code, output, errors = run(tmp_path, NO_TRACKER, "steps=50", "resume=never", "resume=auto")
     assert (code, errors) == (0, "")
     assert output.startswith("resuming: ")
 
