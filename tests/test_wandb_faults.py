@@ -168,9 +168,8 @@ def test_a_server_that_fails_costs_seconds_and_one_line(
     [warning] = warnings
     assert warning.startswith("W&B is not reachable, logging offline from here on: ")
     if fault in ("refused", "500", "black hole"):
-        assert re.search(f"no answer from {address} within {wandb_runs.MOST_S:.0f} s$|: Timed out .*: ", warning), (
-            warning
-        )
+        given_up = f"no answer from {address} within {wandb_runs.MOST_S:.0f} s$|: Timed out .*: "
+        assert re.search(given_up, warning), warning
     assert len(run_folders(folder)) == 7, "four points, two references, the sweep"
     push_completes(folder, monkeypatch, capfd)
 

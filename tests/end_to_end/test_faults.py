@@ -259,6 +259,7 @@ def test_a_failed_point_is_not_run_again_in_later_rounds(monkeypatch: pytest.Mon
     assert started == [(1, 0), (2, 0), (2, 1)]
 
 
+@pytest.mark.alone
 @pytest.mark.fault
 @pytest.mark.parametrize("stopped", [False, True], ids=["", "one rank stopped"])
 def test_workers_of_a_killed_parent_end_themselves_and_clean_up(
