@@ -180,7 +180,7 @@ def test_a_killed_rank_is_the_cause_and_its_neighbours_error_comes_second(
 
 @pytest.mark.alone
 def test_a_hang_says_for_each_rank_what_it_waits_for_and_from_whom(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    num_descriptors: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     result = run_with("stop_while_measuring", monkeypatch, tmp_path, f"progress_limit_s={SILENCE_S}")[1]
     assert re.fullmatch(
