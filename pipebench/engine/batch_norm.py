@@ -57,7 +57,7 @@ class BatchNorms:
         kept = [(layer.momentum, layer.num_batches_tracked) for layer in moved]
         self._moving = False
         for layer in moved:
-            layer.momentum, layer.num_batches_tracked = 0.0, torch.zeros_like(layer.num_batches_tracked)
+            layer.momentum, layer.num_batches_tracked = 0.0, torch.zeros((), dtype=torch.long)
         try:
             yield
         finally:

@@ -21,9 +21,23 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Set:
-    seconds: float
-    num_bytes: float
-    layers: tuple[int, ...]
+    """`last` is the layer that was put in last, None in the empty set, and `others` the set it was put into."""
+
+    seconds: float = 0.0
+    num_bytes: float = 0.0
+    last: int | None = None
+    others: "_Set | None" = None
+
+    def with_layer(self, one: Candidate) -> "_Set":
+        return _Set(self.seconds + one.seconds, self.num_bytes + one.num_bytes, one.layer, self)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        found, each = [], self
+        while each.others is not None and each.last is not None:
+            found.append(each.last)
+            each = each.others
+        return tuple(reversed(found))
 
 
 def cheapest(candidates: Sequence[Candidate], fits: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...] | None:
@@ -32,20 +46,16 @@ def cheapest(candidates: Sequence[Candidate], fits: Callable[[tuple[int, ...]], 
     Of the sets that let go of as many bytes the cheapest is asked whether it `fits`, cheapest first. That is a
     knapsack's dynamic programme, with the question in the place of a capacity: what fits hangs on more than the sum.
     """
-    return next((found.layers for found in _frontier(candidates) if fits(found.layers)), None)
+    return next((layers for layers in (found.layers for found in _frontier(candidates)) if fits(layers)), None)
 
 
 def _frontier(candidates: Sequence[Candidate]) -> Iterator[_Set]:
     """Yield the sets that no other beats in both seconds and bytes, cheapest first."""
     step = sum(candidate.num_bytes for candidate in candidates) / _STEPS or 1.0
-    found = [_Set(0.0, 0.0, ())]
+    found = [_Set()]
     for one in candidates:
-        more = [
-            _Set(each.seconds + one.seconds, each.num_bytes + one.num_bytes, (*each.layers, one.layer))
-            for each in found
-        ]
         best: dict[int, _Set] = {}
-        for each in sorted([*found, *more], key=lambda each: each.seconds):
+        for each in sorted([*found, *[each.with_layer(one) for each in found]], key=lambda each: each.seconds):
             best.setdefault(round(each.num_bytes / step), each)
         found = list(_unbeaten(best.values()))
     yield from found

@@ -21,6 +21,7 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.pipeline import Pipeline
 from pipebench.engine.stage import Bundle, Bundles, Loss, Stage, TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
+from pipebench.errors import LimitError
 from pipebench.harness.jobs import ProfileJob
 from pipebench.harness.memory import measure_memory
 from pipebench.harness.prepare import Prepared, prepare
@@ -28,7 +29,7 @@ from pipebench.harness.profile import profile_layers
 from pipebench.machine import this_machine
 from pipebench.models import layer_sequence
 from pipebench.models.layers import build_layers
-from pipebench.record import LayerProfile
+from pipebench.record import LayerProfile, LayerRun
 from pipebench.schedule.action import Transfer
 from pipebench.schedule.memory import peak_activation_bytes
 from pipebench.schedule.simulate import Link
@@ -131,12 +132,51 @@ def measured(config: RunConfig, prepared: Prepared) -> list[int]:
     return found
 
 
+def against(model: str, recompute: str, stages: int, schedule: str, budget: str = "") -> tuple[Prepared, list[float]]:
+    """Hold measured activations against predicted ones, which are returned."""
+    config = configured(f"{MODELS[model]} micro=4 stages={stages} schedule={schedule} recompute={recompute} {budget}")
+    prepared, predicted = prepared_and_predicted(config, model)
+    assert measured(config, prepared) == pytest.approx(predicted, rel=WITHIN)
+    return prepared, predicted
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("recompute", ["never", "except_last", "always", "layer", "selective"])
 @pytest.mark.parametrize("model", MODELS)
 def test_the_model_foretells_what_is_measured(model: str, recompute: str, stages: int, schedule: str) -> None:
-    config = configured(f"{MODELS[model]} micro=4 stages={stages} schedule={schedule} recompute={recompute}")
-    prepared, predicted = prepared_and_predicted(config, model)
-    found = measured(config, prepared)
-    assert found == pytest.approx(predicted, rel=WITHIN)
+    against(model, recompute, stages, schedule)
+
+
+def predicted_by(model: str, overrides: str) -> list[float]:
+    return prepared_and_predicted(configured(f"{MODELS[model]} micro=4 {overrides}"), model)[1]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_budget_between_none_and_all_is_kept_by_running_some_layers_again(
+    model: str, stages: int, schedule: str
+) -> None:
+    alike = f"stages={stages} schedule={schedule}"
+    whole, least = (max(predicted_by(model, f"{alike} recompute={how}")) for how in ("never", "layer"))
+    budget_mib = (whole + least) / 2 / MIB
+    prepared, predicted = against(model, "budget", stages, schedule, f"recompute_budget={budget_mib}")
+    assert max(predicted) <= budget_mib * MIB
+    assert LayerRun.AGAIN in prepared.runs
+    assert LayerRun.KEEP in prepared.runs
+
+
+def test_a_budget_that_nothing_keeps_is_refused_with_the_least_that_would_do() -> None:
+    with pytest.raises(LimitError, match=r"recompute_budget=0.001: rank 0 holds .* when every layer runs ag") as told:
+        predicted_by("mlp", "stages=1 recompute=budget recompute_budget=0.001")
+    enough = told.value.needed_bytes
+    [held] = predicted_by("mlp", f"stages=1 recompute=budget recompute_budget={enough / MIB}")
+    assert held == enough
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_selective_recompute_never_holds_more(model: str) -> None:
+    never, selective = (predicted_by(model, f"stages=2 recompute={how}") for how in ("never", "selective"))
+    assert selective <= never
+    assert (selective < never) == (model == "explicit")
