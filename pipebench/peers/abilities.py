@@ -80,7 +80,12 @@ def _torch_sizes(config: RunConfig) -> str:
 
 
 def _torch_recompute(config: RunConfig) -> str:
-    """A split backward calls autograd once for each group of parameters, and each call would recompute the stage."""
+    """A split backward calls autograd once for each group of parameters, and each call would recompute the stage.
+
+    Torch's receives and order are its own, so how much a rank holds is not worked out.
+    """
+    if config.recompute == "budget":
+        return "engine=torch holds what its own order wants, for which no budget is worked out: recompute=budget"
     if config.recompute == "never" or config.schedule not in ("zb_h1", "zb_v"):
         return ""
     return f"engine=torch recomputes a stage many times over in a split backward: schedule={config.schedule}"

@@ -85,6 +85,19 @@ MODELS = "gpt2_small, mlp, mlp_classifier, synthetic, transformer, transformer_l
             "trackers=wandb,tensorboard",
             "trackers=wandb,tensorboard: expected one value; points cannot differ in trackers alone",
         ),
+        (
+            "recompute=budget",
+            "recompute_budget=None: expected MiB of activations a rank, above 0, with recompute=budget",
+        ),
+        (
+            "recompute_budget=20",
+            "recompute_budget=20: expected null with recompute=never: only budget keeps one",
+        ),
+        (
+            "recompute=budget recompute_budget=20 schedule=zb_auto",
+            "recompute=budget: expected another setting with schedule=zb_auto, which keeps memory_limit",
+        ),
+        ("model.attention=flash", "model.attention=flash: expected one of fused, explicit"),
         # a few rules of `resolve`, which the next test holds one by one
         ("stages=0", "stages=0: expected a whole number of at least 1"),
         (

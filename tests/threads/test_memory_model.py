@@ -38,8 +38,7 @@ WITHIN = 0.05
 MIB = 2**20
 
 MODELS = {
-    "transformer": "model=transformer model.layers=2 model.width=32 model.feed_forward=128 model.sequence=32",
-    "explicit": "model=transformer model.layers=2 model.width=32 model.feed_forward=128 model.sequence=32 "
+    "transformer": "model=transformer model.layers=2 model.width=32 model.feed_forward=128 model.sequence=32 "
     "model.attention=explicit",
     "mlp": "model=mlp model.layers=6 model.width=64",
 }
@@ -179,4 +178,4 @@ def test_a_budget_that_nothing_keeps_is_refused_with_the_least_that_would_do() -
 def test_selective_recompute_never_holds_more(model: str) -> None:
     never, selective = (predicted_by(model, f"stages=2 recompute={how}") for how in ("never", "selective"))
     assert selective <= never
-    assert (selective < never) == (model == "explicit")
+    assert (selective < never) == (model == "transformer")
