@@ -10,7 +10,7 @@ from pipebench.engine.budget import Candidate, cheapest
 from pipebench.engine.partition import split_by_cost, split_uniformly
 from pipebench.errors import LimitError
 from pipebench.record import LayerProfile, LayerRun, far_skips
-from pipebench.schedule.action import Schedule
+from pipebench.schedule.action import Op, Schedule
 from pipebench.schedule.builders import Recompute, with_recompute, with_skips
 from pipebench.schedule.catalogue import ZB_AUTO, build
 from pipebench.schedule.memory import StageActivations, peak_bytes
@@ -166,12 +166,20 @@ def _search(config: RunConfig, profile: Profile, counts: list[int]) -> Found:
 
 
 def limit_bytes(config: RunConfig, activations: Sequence[StageActivations]) -> float:
-    """Return the memory limit of a rank in bytes; `1p` is what 1F1B's first rank would hold of average stages."""
+    """Return the memory limit of a rank in bytes; `1p` is what 1F1B's first rank would keep of average stages.
+
+    On top of what that keeps comes what an action needs beyond it while it runs.
+    """
     limit = config.memory_limit
     multiple = 2.0 if limit == "auto" else limit_in_pipelines(limit)
     if multiple is None:
         return float(limit) * MIB
     whole_model = sum(stage.full_bytes for stage in activations)
     kept_bytes = min(config.stages, config.micro) * whole_model / config.stages
-    own = [peak.activation_bytes for stage in activations for peak in stage.peaks.values()]
-    return multiple * kept_bytes + max(own, default=0.0)
+    return multiple * kept_bytes + max(map(_beyond_kept, activations))
+
+
+def _beyond_kept(stage: StageActivations) -> float:
+    """Return what a forward or backward needs at most beyond what is kept before or after it."""
+    kept = {Op.FORWARD: stage.full_bytes, Op.RECOMPUTE: stage.full_bytes - stage.input_bytes}
+    return max((peak.activation_bytes - kept.get(op, 0.0) for op, peak in stage.peaks.items()), default=0.0)
