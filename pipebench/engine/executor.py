@@ -18,8 +18,10 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import Stopwatch, TellSpans
 from pipebench.engine.transport import Transport
+from pipebench.engine.update import Update
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import StageError
+from pipebench.record import UpdateRecord
 from pipebench.schedule.action import Action, Op, Schedule, Transfer
 from pipebench.schedule.memory import peak_in_flight
 
@@ -63,18 +65,22 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One step on one rank: what tells its spans, and the mini-batch's loss on the last stage's rank."""
+    """One step on one rank: what tells its spans, the mini-batch's loss on the last stage's rank, and the update.
+
+    `update` is None where the step only accumulated, and where the engine cannot tell.
+    """
 
     spans: TellSpans
     loss: float | None
+    update: UpdateRecord | None = None
 
 
 class Executor:
     """One rank of a pipeline.
 
-    `stages` and `optimizers` hold this rank's stages by number; `boundary_specs[s]` is the tensor between stages
-    s-1 and s for each micro-batch, wanted for both sides of this rank's stages. An `O` action of a stage
-    without an optimizer does nothing. `whereabouts` is told of every action, for whoever asks why a rank hangs.
+    `stages` hold this rank's stages by number; `boundary_specs[s]` is the tensor between stages
+    s-1 and s for each micro-batch, wanted for both sides of this rank's stages. `update` is
+    None where the rows have no `O`. `whereabouts` is told of every action, for whoever asks why a rank hangs.
     """
 
     def __init__(
@@ -83,7 +89,7 @@ class Executor:
         rank: int,
         stages: Mapping[int, Stage],
         boundary_specs: Mapping[int, Sequence[TensorSpec]],
-        optimizers: Mapping[int, torch.optim.Optimizer],
+        update: Update | None,
         transport: Transport,
         stopwatch: Stopwatch,
         whereabouts: Whereabouts,
@@ -92,7 +98,7 @@ class Executor:
         self._last_stage = schedule.num_stages - 1
         self._num_micro_batches = schedule.num_micro_batches
         self._stages = stages
-        self._optimizers = optimizers
+        self._update = update
         self._transport = transport
         self._stopwatch = stopwatch
         self._whereabouts = whereabouts
@@ -121,6 +127,8 @@ class Executor:
         self._weights: Sequence[Tensor] = ()
         if targets is not None:  # on the device at once: a copy in each backward would make the host wait for a GPU
             self._weights = torch.tensor([size / num_samples for size in sizes], device=targets.device).unbind()
+            factor = 1.0 if self._update is None else self._update.loss_factor
+            self._gradients_of_losses = self._weights if factor == 1.0 else [w * factor for w in self._weights]
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._put_off: dict[tuple[int, int], Any] = {}
         self._handed_over: dict[Action, Tensor] = {}
@@ -155,6 +163,9 @@ class Executor:
                 self._transport.settle(tag)
         elif planned.source is not None:
             received = self._handed_over.pop(planned.source)
+        if self._update is not None and planned.action.op == Op.OPTIMIZER:
+            self._whereabouts.waits(planned.code)
+            self._update.prepare()
         self._whereabouts.runs(planned.code)
         self._stopwatch.start()
         result = self._run[planned.action.op](planned, received)
@@ -220,7 +231,7 @@ class Executor:
         held = self._in_flight.pop((action.stage, action.micro_batch))
         if held.root is None:
             return held, None
-        return held, self._weights[action.micro_batch] if action.stage == self._last_stage else received
+        return held, self._gradients_of_losses[action.micro_batch] if action.stage == self._last_stage else received
 
     def _gradient_of_input(self, stage: int, held: _InFlight) -> Tensor | None:
         if stage == 0:
@@ -229,10 +240,8 @@ class Executor:
         return torch.zeros_like(held.input) if gradient is None else gradient
 
     def _optimizer_step(self, planned: _Planned, received: Tensor | None) -> None:
-        optimizer = self._optimizers.get(planned.action.stage)
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        assert self._update is not None
+        self._update.step(planned.action.stage)
 
 
 def _plan(

@@ -1,6 +1,7 @@
 """The built-in engine: the stages a rank owns, put together from a schedule, layers and a transport."""
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +11,10 @@ from pipebench.engine.executor import Executor, StepOutcome
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
+from pipebench.engine.update import MakeOptimizer, Update, UpdateRules
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.schedule.action import Schedule
-from pipebench.schedule.builders import with_optimizer
-
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+from pipebench.schedule.builders import with_optimizer, with_optimizer_last
 
 
 class Pipeline:
@@ -30,30 +30,40 @@ class Pipeline:
         stages: Mapping[int, Stage],
         boundary_specs: Mapping[int, Sequence[TensorSpec]],
         make_optimizer: MakeOptimizer,
+        rules: UpdateRules,
         transport: Transport,
         stopwatch: Stopwatch,
         whereabouts: Whereabouts,
     ) -> None:
-        parameters = {number: list(stage.module.parameters()) for number, stage in stages.items()}
-        optimizers = {number: make_optimizer(own) for number, own in parameters.items() if own}
-        self.optimizers = list(optimizers.values())
-        trained, around = with_optimizer(schedule), (transport, stopwatch, whereabouts)
-        self._train = Executor(trained, rank, stages, boundary_specs, optimizers, *around)
-        self._accumulate = Executor(schedule, rank, stages, boundary_specs, {}, *around)
+        self._update = update = Update(rules, parameters_of(stages), make_optimizer)
+        self.optimizers = list(update.optimizers.values())
+        trained = (with_optimizer_last if update.needs_every_backward else with_optimizer)(schedule)
+        around = (transport, stopwatch, whereabouts)
+        self._train = Executor(trained, rank, stages, boundary_specs, update, *around)
+        self._accumulate = Executor(schedule, rank, stages, boundary_specs, None, *around)
         self.layers = layers_of(stages)
         self._transport = transport
         self.sent_bytes: int | None = sent_between_stages(schedule, rank, boundary_specs)
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Run one whole step: gradients and update."""
-        return self._train.run_step(step, batch.inputs, batch.targets, len(batch.inputs))
+        self._update.begin(step)
+        outcome = self._train.run_step(step, batch.inputs, batch.targets, len(batch.inputs))
+        return dataclasses.replace(outcome, update=self._update.done)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Add one mini-batch's gradients to `.grad` and leave the weights alone."""
         return self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch.inputs))
 
     def gradients(self) -> dict[int, list[Tensor]]:
-        return gradients_of(self.layers)
+        summed = self._update.summed_gradients()
+        return {
+            index: [
+                summed.get(parameter, gradient)
+                for parameter, gradient in zip(self.layers[index].parameters(), gradients, strict=True)
+            ]
+            for index, gradients in gradients_of(self.layers).items()
+        }
 
     def held_bytes(self) -> int:
         """Sent tensors that wait to be fetched may lie where no profiler of tensors looks."""
@@ -63,6 +73,10 @@ class Pipeline:
 def layers_of(stages: Mapping[int, Stage]) -> dict[int, nn.Module]:
     """Return the layers of some stages by their index in the model."""
     return {stage.first_layer + index: layer for stage in stages.values() for index, layer in enumerate(stage.module)}
+
+
+def parameters_of(stages: Mapping[int, Stage]) -> dict[int, list[nn.Parameter]]:
+    return {number: list(stage.module.parameters()) for number, stage in stages.items()}
 
 
 def gradients_of(layers: Mapping[int, nn.Module]) -> dict[int, list[Tensor]]:

@@ -1,6 +1,6 @@
 """What the bench gives an engine, and what it asks of one: the same for the built-in engine and for all others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from pipebench.engine.executor import StepOutcome
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
+from pipebench.engine.update import MakeOptimizer, UpdateRules
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.schedule.action import Schedule
 
@@ -23,7 +24,8 @@ class Parts:
 
     `stages` are those this process is to hold, by number, on its device: the rank's own where rows of a schedule say
     so, all of them for the engines that get the whole model. `boundary_specs[s]` is the tensor between stages s-1 and
-    s for each micro-batch, for both sides of the stages held. `make_optimizer` builds the configured optimizer.
+    s for each micro-batch, for both sides of the stages held. `make_optimizer` builds the configured optimizer,
+    `rules` say what happens to gradients before it steps.
     `transport` joins the ranks as the rows want it; `whereabouts` is told of every action by whoever can.
     """
 
@@ -33,7 +35,8 @@ class Parts:
     device: torch.device
     stages: Mapping[int, Stage]
     boundary_specs: Mapping[int, list[TensorSpec]]
-    make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+    make_optimizer: MakeOptimizer
+    rules: UpdateRules
     transport: Transport
     stopwatch: Stopwatch
     whereabouts: Whereabouts

@@ -56,7 +56,7 @@ def transports_after_a_step(point: Point) -> list[Counting]:
         counting = Counting(transport.world, rank)
         stopwatch = HostStopwatch()
         around = {rank: specs[rank], rank + 1: specs[rank + 1]}
-        executor = Executor(point.schedule, rank, {rank: stages[rank]}, around, {}, counting, stopwatch, unseen())
+        executor = Executor(point.schedule, rank, {rank: stages[rank]}, around, None, counting, stopwatch, unseen())
         executor.run_step(0, batch.inputs, batch.targets, len(batch.inputs))
         stopwatch.close()
         return counting
