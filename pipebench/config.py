@@ -351,6 +351,8 @@ def _check_numbers(config: RunConfig) -> None:
     if config.replicas != 1:
         _fail("replicas", config.replicas, "1 (data parallelism beside the pipeline is not built yet)")
     _check_optimizer(config.optimizer)
+    if config.precision == "fp16" and config.optimizer.loss_scale is None and config.engine != "simulate":
+        _fail("precision", "fp16", "optimizer.loss_scale=dynamic or a number beside it, else gradients vanish")
     if not 0 <= config.seed < 2**31:
         _fail("seed", config.seed, "a whole number from 0 to 2147483647")
     for key in ("steps", "warmup", "repeats"):

@@ -113,11 +113,13 @@ class Executor:
             Op.OPTIMIZER: self._optimizer_step,
         }
 
-    def run_step(self, step: int, inputs: Tensor | None, targets: Tensor | None, num_samples: int) -> StepOutcome:
+    def run_step(
+        self, step: int, inputs: Tensor | None, targets: Tensor | None, num_samples: int, loss_factor: float
+    ) -> StepOutcome:
         """Run the row once on a mini-batch.
 
         `inputs` are needed where stage 0 lives and `targets` where the last stage lives, on the device.
-        Gradients add up in `.grad`, weighted so that they are those of the mini-batch's mean loss. Raise
+        Gradients add up in `.grad`, those of the mini-batch's mean loss times `loss_factor`. Raise
         StageError, which names rank and action, for whatever goes wrong.
         """
         sizes = micro_batch_sizes(num_samples, self._num_micro_batches)
@@ -127,8 +129,7 @@ class Executor:
         self._weights: Sequence[Tensor] = ()
         if targets is not None:  # on the device at once: a copy in each backward would make the host wait for a GPU
             self._weights = torch.tensor([size / num_samples for size in sizes], device=targets.device).unbind()
-            factor = 1.0 if self._update is None else self._update.loss_factor
-            self._gradients_of_losses = self._weights if factor == 1.0 else [w * factor for w in self._weights]
+            self._gradients_of_losses = [weight * loss_factor for weight in self._weights]
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._put_off: dict[tuple[int, int], Any] = {}
         self._handed_over: dict[Action, Tensor] = {}

@@ -11,7 +11,7 @@ from pipebench.engine.executor import Executor, StepOutcome
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
-from pipebench.engine.update import MakeOptimizer, Update, UpdateRules
+from pipebench.engine.update import MakeOptimizer, Update, UpdateRules, probe_scale
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import with_optimizer, with_optimizer_last
@@ -41,6 +41,7 @@ class Pipeline:
         around = (transport, stopwatch, whereabouts)
         self._train = Executor(trained, rank, stages, boundary_specs, update, *around)
         self._accumulate = Executor(schedule, rank, stages, boundary_specs, None, *around)
+        self._probe_scale = probe_scale(rules.config)
         self.layers = layers_of(stages)
         self._transport = transport
         self.sent_bytes: int | None = sent_between_stages(schedule, rank, boundary_specs)
@@ -48,12 +49,13 @@ class Pipeline:
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Run one whole step: gradients and update."""
         self._update.begin(step)
-        outcome = self._train.run_step(step, batch.inputs, batch.targets, len(batch.inputs))
+        factor = self._update.loss_factor
+        outcome = self._train.run_step(step, batch.inputs, batch.targets, len(batch.inputs), factor)
         return dataclasses.replace(outcome, update=self._update.done)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
-        """Add one mini-batch's gradients to `.grad` and leave the weights alone."""
-        return self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch.inputs))
+        """Add one mini-batch's gradients, times `probe_scale`, to `.grad` and leave the weights alone."""
+        return self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch.inputs), self._probe_scale)
 
     def gradients(self) -> dict[int, list[Tensor]]:
         summed = self._update.summed_gradients()

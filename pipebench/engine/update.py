@@ -23,6 +23,10 @@ FIRST_SCALE, GROWTH_INTERVAL = 2.0**16, 2000
 """Where a dynamic loss scale begins, and after how many good updates it doubles: torch.amp.GradScaler's own."""
 
 
+LARGEST_SCALE = 2.0**127
+"""Twice as much is no fp32 number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tied:
     """This rank's copy of a parameter of which all of `ranks` have one."""
@@ -57,7 +61,7 @@ class LossScale:
         if overflowed:
             self.value /= 2
         elif self.num_good == GROWTH_INTERVAL:
-            self.value, self.num_good = self.value * 2, 0
+            self.value, self.num_good = min(self.value * 2, LARGEST_SCALE), 0
 
 
 class Update:
@@ -151,6 +155,15 @@ class Update:
     def _multiply_gradients(self, factor: float) -> None:
         if factor != 1.0:
             torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
+
+
+def probe_scale(config: OptimizerConfig) -> float:
+    """Return the factor on gradients that are looked at and never updated with.
+
+    Where a loss is scaled, gradients would vanish without; one too small to overflow serves, since nobody adapts it.
+    """
+    scale = FIRST_SCALE if config.loss_scale == "dynamic" else config.loss_scale
+    return 1.0 if scale is None else min(2.0**10, float(scale))
 
 
 def trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:

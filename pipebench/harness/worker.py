@@ -25,7 +25,7 @@ from pipebench.engine.shared_memory import Room
 from pipebench.engine.stage import Stage, TensorSpec
 from pipebench.engine.stopwatch import CudaStopwatch, HostStopwatch
 from pipebench.engine.transport import Transport
-from pipebench.engine.update import UpdateRules
+from pipebench.engine.update import UpdateRules, probe_scale
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import LossError
 from pipebench.harness.gate import largest_error, plain_gradients
@@ -197,7 +197,10 @@ class Bench:
         engine.accumulate(0, batch)
         reference = None
         if job.rank == 0:
-            reference = plain_gradients(self._model, batch, config.micro, config.seed, 0, device, autocast_of(config))
+            factor = probe_scale(config.optimizer)
+            reference = plain_gradients(
+                self._model, batch, config.micro, config.seed, 0, device, autocast_of(config), factor
+            )
         error = largest_error(engine.gradients(), reference, self._owners(), job.rank)
         for parameter in _parameters(engine):
             parameter.grad = None

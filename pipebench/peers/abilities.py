@@ -122,6 +122,8 @@ def _updates_otherwise(config: RunConfig) -> str:
     """Tell which settings of an update an engine lacks here; it steps its optimizer after each mini-batch by itself."""
     if config.engine in OWN_UPDATE:
         return ""
+    if config.precision == "fp16":
+        return f"engine={config.engine} scales no loss, as precision=fp16 wants: pipebench and single do"
     usual, optimizer = OptimizerConfig(), config.optimizer
     for key in ("clip_norm", "loss_scale", "accumulate", "lr_schedule", "lr_warmup"):
         value = getattr(optimizer, key)

@@ -47,7 +47,8 @@ class Engine(Protocol):
 
     `layers` holds this rank's layers by their index in the model; `optimizers` one for each of its stages that has
     parameters. `sent_bytes` are the bytes of tensors this rank hands to others in one step, None where nobody knows.
-    Both methods that step take the whole mini-batch; `accumulate` leaves gradients in `.grad`. A step's spans are in
+    Both methods that step take the whole mini-batch; `accumulate` leaves gradients in `.grad`,
+    times the configuration's `probe_scale`. A step's spans are in
     the order in which the rank ran its actions, the same in every step, or empty where the engine cannot tell.
     """
 

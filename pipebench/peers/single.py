@@ -8,7 +8,7 @@ from torch import Tensor
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import gradients_of, layers_of
-from pipebench.engine.update import Update
+from pipebench.engine.update import Update, probe_scale
 from pipebench.errors import StageError
 from pipebench.peers.protocol import Parts
 from pipebench.peers.whole_model import WholeModel, micro_batches_of_rank
@@ -36,7 +36,7 @@ class SingleProcess:
         return dataclasses.replace(outcome, update=self._update.done)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
-        return self._run(self._accumulated, step, batch, 1.0)
+        return self._run(self._accumulated, step, batch, probe_scale(self._parts.config.optimizer))
 
     def gradients(self) -> dict[int, list[Tensor]]:
         return gradients_of(self.layers)

@@ -138,6 +138,9 @@ def test_where_ranks_agree_on_updates_all_optimizers_stand_at_the_ends_of_the_ro
         assert sorted(steps) == [Action(Op.OPTIMIZER, stage) for stage in schedule.stages_of_rank(rank)]
 
 
+@every_schedule
+@every_recompute
+@every_size
 def test_the_optimizer_steps_right_after_the_last_gradient_of_its_stage(
     name: str, recompute: Recompute, num_stages: int, num_micro_batches: int
 ) -> None:

@@ -152,7 +152,8 @@ def run(
     last_rank = schedule.stage_ranks[-1]
     others = [result.losses for rank, result in enumerate(results) if rank != last_rank]
     assert all(loss is None for losses in others for loss in losses)
-    assert all(result.updates == results[0].updates for result in results), "ranks disagree on an update"
+    told = {repr(result.updates) for result in results}  # an overflowed norm may be not-a-number, which equals nothing
+    assert len(told) == 1, f"ranks disagree on an update: {told}"
     gradients = {index: own for result in results for index, own in result.gradients.items()}
     return Outcome(
         layers=[layer for stage in stages for layer in stage.module],

@@ -393,7 +393,7 @@ def test_the_gates_reference_agrees_with_this_one(model: str, num_micro_batches:
     batch = mini_batch(MODELS[model], 2)
     layers, loss_of = build(MODELS[model])
     plain_backward(layers, loss_of, batch, num_micro_batches, step=2)
-    gate = plain_gradients(layer_sequence(MODELS[model]), batch, num_micro_batches, SEED, 2, CPU, None)
+    gate = plain_gradients(layer_sequence(MODELS[model]), batch, num_micro_batches, SEED, 2, CPU, None, 1.0)
     assert_close(gradients(gate), gradients(layers), within=1e-6)
 
 

@@ -57,7 +57,7 @@ def transports_after_a_step(point: Point) -> list[Counting]:
         stopwatch = HostStopwatch()
         around = {rank: specs[rank], rank + 1: specs[rank + 1]}
         executor = Executor(point.schedule, rank, {rank: stages[rank]}, around, None, counting, stopwatch, unseen())
-        executor.run_step(0, batch.inputs, batch.targets, len(batch.inputs))
+        executor.run_step(0, batch.inputs, batch.targets, len(batch.inputs), 1.0)
         stopwatch.close()
         return counting
 
