@@ -32,6 +32,7 @@ DECAYS = ("all", "matrices")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 DEVICES = ("auto", "cpu", "cuda")
 GATES = ("on", "off")
+BATCH_NORMS = ("deferred", "micro_batch")
 ON_FAILURE = ("continue", "stop")
 WANDB_MODES = ("offline", "online", "disabled")
 TRACKERS = ("wandb", "tensorboard")
@@ -39,6 +40,7 @@ RESUMES = ("auto", "never")
 RETRIES = ("failed", "oom", "all")
 TRANSPORTS = ("auto", "shared", "network")
 TASKS = ("regression", "classification")
+NORMS = ("layer", "batch")
 
 
 @dataclass
@@ -70,11 +72,28 @@ class MlpConfig:
     outputs: int = MISSING
     task: str = MISSING
     dropout: float = MISSING
+    norm: str = "layer"
 
     @property
     def num_layers(self) -> int:
         """Input projection, residual layers, output projection."""
         return self.layers + 2
+
+
+@dataclass
+class UMlpConfig:
+    kind: str = "u_mlp"
+    name: str = MISSING
+    depth: int = MISSING
+    width: int = MISSING
+    inputs: int = MISSING
+    outputs: int = MISSING
+    dropout: float = MISSING
+
+    @property
+    def num_layers(self) -> int:
+        """Input projection, `depth` layers down and as many up, one between them, output projection."""
+        return 2 * self.depth + 3
 
 
 @dataclass
@@ -93,8 +112,8 @@ class SyntheticConfig:
         return self.layers
 
 
-ModelConfig = TransformerConfig | MlpConfig | SyntheticConfig
-MODELS = {"transformer": TransformerConfig, "mlp": MlpConfig, "synthetic": SyntheticConfig}
+ModelConfig = TransformerConfig | MlpConfig | UMlpConfig | SyntheticConfig
+MODELS = {"transformer": TransformerConfig, "mlp": MlpConfig, "u_mlp": UMlpConfig, "synthetic": SyntheticConfig}
 
 
 @dataclass
@@ -113,7 +132,7 @@ class TeacherConfig:
 
 DataConfig = TextConfig | TeacherConfig
 DATA = {"text": TextConfig, "teacher": TeacherConfig}
-DATA_OF_MODEL = {"transformer": "text", "mlp": "teacher", "synthetic": "teacher"}
+DATA_OF_MODEL = {"transformer": "text", "mlp": "teacher", "u_mlp": "teacher", "synthetic": "teacher"}
 
 
 @dataclass
@@ -153,6 +172,7 @@ class RunConfig:
     memory_limit: Any = MISSING
     recompute: str = MISSING
     partition: Any = MISSING
+    batch_norm: str = MISSING
     engine: str = MISSING
     profile: str | None = MISSING
     batch: int = MISSING
@@ -193,6 +213,15 @@ NOT_PART_OF_THE_POINT = (
 )
 """Keys that say where results go, what to measure again or what to do about a failure, not what is measured."""
 
+USUALLY = {
+    "transport": "auto",
+    "batch_norm": "deferred",
+    "model.norm": "layer",
+    "model.tied": False,
+    **{f"optimizer.{entry.name}": entry.default for entry in dataclasses.fields(OptimizerConfig)},
+}
+"""Keys that came later, with what they were before."""
+
 RESOLVED_BY_THE_MACHINE = ("device", "threads")
 """Keys whose `auto` becomes what the machine has, so that the same command line has other keys elsewhere."""
 
@@ -232,12 +261,11 @@ def key_of(config: RunConfig, apart_from: Collection[str] = ()) -> str:
     point = dataclasses.asdict(config)
     for name in (*NOT_PART_OF_THE_POINT, *apart_from):
         del point[name]
-    if config.transport == "auto":  # so that points are called what they were before there was a choice
-        point.pop("transport", None)
-    if not point["model"].get("tied"):
-        point["model"].pop("tied", None)
-    usual = {entry.name: entry.default for entry in dataclasses.fields(OptimizerConfig)}
-    point["optimizer"] = {name: value for name, value in point["optimizer"].items() if value != usual[name]}
+    for path, usual in USUALLY.items():  # so that points are called what they were before there was a choice
+        *groups, name = path.split(".")
+        group = point[groups[0]] if groups else point
+        if group.get(name) == usual:
+            del group[name]
     if is_file(config.schedule):  # the rows count, not what they are called
         point["schedule"] = hashlib.sha256(Path(config.schedule).read_bytes()).hexdigest()
     if config.profile is not None:
@@ -311,6 +339,7 @@ def _check_names(config: RunConfig) -> None:
     _check_name("precision", config.precision, PRECISIONS)
     _check_name("device", config.device, DEVICES)
     _check_name("gate", config.gate, GATES)
+    _check_name("batch_norm", config.batch_norm, BATCH_NORMS)
     _check_name("transport", config.transport, TRANSPORTS)
     if config.transport == "shared" and not hasattr(os, "memfd_create"):
         _fail("transport", "shared", "auto or network: only Linux has the memory it needs")
@@ -432,6 +461,10 @@ def _check_model(model: ModelConfig) -> None:
                 _fail("model.vocabulary", model.vocabulary, "at least 256, since the data are bytes")
         case MlpConfig():
             _check_name("model.task", model.task, TASKS)
+            _check_name("model.norm", model.norm, NORMS)
+        case UMlpConfig():
+            if model.width % 2**model.depth:
+                _fail("model.width", model.width, f"a multiple of {2**model.depth}: it is halved model.depth times")
         case SyntheticConfig():
             for key, seconds in (("forward_s", model.forward_s), ("backward_s", model.backward_s)):
                 if not 0 <= seconds < 60:

@@ -1,14 +1,14 @@
 """The built-in engine: the stages a rank owns, put together from a schedule, layers and a transport."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from pipebench.data.batch import MiniBatch
-from pipebench.engine.executor import Executor, StepOutcome
-from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.engine.executor import Executor, StepOutcome, specs_between
+from pipebench.engine.stage import Bundles, Stage
 from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
 from pipebench.engine.update import MakeOptimizer, Update, UpdateRules, probe_scale
@@ -20,7 +20,7 @@ from pipebench.schedule.builders import with_optimizer, with_optimizer_last
 class Pipeline:
     """One rank of the built-in engine; `stages` are the rank's own by their number in the model.
 
-    `boundary_specs[s]` describes the tensor between stages s-1 and s for each micro-batch.
+    `bundles` say what passes between each of them and its sources and targets.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Pipeline:
         schedule: Schedule,
         rank: int,
         stages: Mapping[int, Stage],
-        boundary_specs: Mapping[int, Sequence[TensorSpec]],
+        bundles: Bundles,
         make_optimizer: MakeOptimizer,
         rules: UpdateRules,
         transport: Transport,
@@ -39,23 +39,29 @@ class Pipeline:
         self.optimizers = list(update.optimizers.values())
         trained = (with_optimizer_last if update.needs_every_backward else with_optimizer)(schedule)
         around = (transport, stopwatch, whereabouts)
-        self._train = Executor(trained, rank, stages, boundary_specs, update, *around)
-        self._accumulate = Executor(schedule, rank, stages, boundary_specs, None, *around)
+        self._train = Executor(trained, rank, stages, bundles, update, *around)
+        self._accumulate = Executor(schedule, rank, stages, bundles, None, *around)
         self._probe_scale = probe_scale(rules.config)
         self.layers = layers_of(stages)
+        self._stages = list(stages.values())
         self._transport = transport
-        self.sent_bytes: int | None = sent_between_stages(schedule, rank, boundary_specs)
+        self.sent_bytes: int | None = sent_between_stages(schedule, rank, bundles)
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Run one whole step: gradients and update."""
         self._update.begin(step)
         factor = self._update.loss_factor
-        outcome = self._train.run_step(step, batch.inputs, batch.targets, len(batch.inputs), factor)
+        outcome = self._train.run_step(step, batch.inputs, batch.targets, len(batch), factor)
+        for stage in self._stages:
+            stage.batch_norms.commit()
         return dataclasses.replace(outcome, update=self._update.done)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Add one mini-batch's gradients, times `probe_scale`, to `.grad` and leave the weights alone."""
-        return self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch.inputs), self._probe_scale)
+        outcome = self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch), self._probe_scale)
+        for stage in self._stages:
+            stage.batch_norms.forget()
+        return outcome
 
     def gradients(self) -> dict[int, list[Tensor]]:
         summed = self._update.summed_gradients()
@@ -89,10 +95,7 @@ def gradients_of(layers: Mapping[int, nn.Module]) -> dict[int, list[Tensor]]:
     }
 
 
-def sent_between_stages(schedule: Schedule, rank: int, boundary_specs: Mapping[int, Sequence[TensorSpec]]) -> int:
+def sent_between_stages(schedule: Schedule, rank: int, bundles: Bundles) -> int:
     """Return the bytes that a rank sends in one step when it sends what its rows ask for and nothing else."""
-    return sum(
-        boundary_specs[max(transfer.producer.stage, transfer.consumer.stage)][transfer.producer.micro_batch].num_bytes
-        for transfer in schedule.transfers()
-        if transfer.source_rank == rank
-    )
+    sent = (specs_between(t.producer, t.consumer, bundles) for t in schedule.transfers() if t.source_rank == rank)
+    return sum(spec.num_bytes for specs in sent for spec in specs)
