@@ -26,7 +26,7 @@ class Embedding(nn.Module):
         self.token = nn.Embedding(config.vocabulary, config.width)
         self.position = nn.Embedding(config.sequence, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.tie = {"token.weight": "token"} if config.tied else {}
+        self.ties = {"token.weight": "token"} if config.tied else {}
         nn.init.normal_(self.token.weight, std=_INIT_STD)
         nn.init.normal_(self.position.weight, std=_INIT_STD)
 
@@ -80,7 +80,7 @@ class Head(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
         self.project = Linear(config.width, config.vocabulary, bias=False)
-        self.tie = {"project.weight": "token"} if config.tied else {}
+        self.ties = {"project.weight": "token"} if config.tied else {}
         nn.init.normal_(self.project.weight, std=_INIT_STD)
 
     def forward(self, x_BTD: Tensor) -> Tensor:

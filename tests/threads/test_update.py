@@ -32,6 +32,7 @@ from pipebench.schedule.action import Op
 from pipebench.schedule.builders import Recompute, with_optimizer, with_optimizer_last
 
 M = 3
+ADAMW = OptimizerConfig(name="adamw", lr=0.01)
 TIED = dataclasses.replace(TRANSFORMER, layers=3, tied=True)
 DEEP = dataclasses.replace(MLP, layers=6)
 
@@ -117,13 +118,18 @@ def soft_adamw(own: object) -> Optimizer:
     return torch.optim.AdamW(own, lr=0.01, eps=1e-2)  # type: ignore[arg-type]
 
 
-@every_cut
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "chunks", "config", "make"),
+    [
+        *((*cut, SGD, sgd) for cut in EVERY_CUT),
+        ("1f1b", 4, None, ADAMW, soft_adamw),
+        ("zb_v", 2, None, ADAMW, soft_adamw),
+        ("interleaved", 1, 2, ADAMW, soft_adamw),
+    ],
+)
 def test_tied_copies_stay_equal_to_the_bit_and_train_as_one_parameter(
-    name: str, num_ranks: int, chunks: int | None, optimizer: str
+    name: str, num_ranks: int, chunks: int | None, config: OptimizerConfig, make: Callable[..., Optimizer]
 ) -> None:
-    config = OptimizerConfig(name=optimizer, lr=0.1 if optimizer == "sgd" else 0.01)
-    make = sgd if optimizer == "sgd" else soft_adamw
     outcome = train(TIED, 6, config, name, num_ranks, chunks, make)
     embedding, head = outcome.layers[0].token.weight, outcome.layers[-1].project.weight
     assert torch.equal(embedding, head)
