@@ -1,5 +1,6 @@
 """What people train with, through the real executor, against plain PyTorch: a loop over micro-batches and layers."""
 
+import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -260,6 +261,26 @@ def test_a_skip_goes_straight_to_its_consumers_rank_and_its_gradient_straight_ba
     assert schedule.skips == ((0, 2), (0, 3))
     assert {("0F0", "2F0"), ("2B0", "0B0"), ("0F0", "3F0"), ("3B0", "0B0")} < passing
     assert len(passing) == 2 * (3 + 2)
+
+
+@pytest.mark.parametrize("name", ["naive", "1f1b"])
+@every_recompute
+def test_a_skip_is_freed_after_its_backward(name: str, recompute: Recompute) -> None:
+    alive, most = set[int](), list[int]()
+
+    class Watching(Join):
+        def forward(self, value: Travelling, kept: Tensor) -> Travelling:
+            if not kept.is_meta and id(kept) not in alive:
+                alive.add(id(kept))
+                weakref.finalize(kept, alive.discard, id(kept))
+                most.append(len(alive))
+            return super().forward(value, kept)
+
+    makers = [Embed, Mix, Keep, frozen, Balance, Normalize, Squash, Mix, Watching, Balance, Remember, Head]
+    watched = LayerSequence(12, one_by_one(makers), mean_over_valid, valid)
+    run(Point(watched, name, recompute, 3, 5, data=sentences))
+    assert max(most) == 1, "the last rank has one micro-batch in flight"
+    assert not alive
 
 
 class Normalized(nn.Module):
