@@ -205,6 +205,11 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
             {"optimizer__lr_schedule": "linear", "optimizer__lr_warmup": 5, "optimizer__lr_decay": 5},
             "optimizer.lr_decay=5: expected a whole number above optimizer.lr_warmup=5",
         ),
+        (
+            "mlp",
+            {"precision": "fp16"},
+            "precision=fp16: expected optimizer.loss_scale=dynamic or a number beside it, else gradients vanish",
+        ),
         ("mlp", {"optimizer__decay": "none"}, "optimizer.decay=none: expected one of all, matrices"),
         ("transformer", {"model__dropout": 1.0}, "model.dropout=1.0: expected a number from 0 to below 1"),
         ("mlp", {"model__dropout": -0.1}, "model.dropout=-0.1: expected a number from 0 to below 1"),

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from in_process import InProcessTransport, World
 from plain import (
     MLP,
+    SEED,
     TRANSFORMER,
     Model,
     assert_close,
@@ -18,18 +20,24 @@ from plain import (
     parameters,
     plain_backward,
 )
-from ranks import CPU, SGD, Outcome, Point, alone, run, sgd
+from ranks import CPU, SGD, Outcome, Point, alone, run, sgd, unseen
 from torch import nn
 from torch.optim import Optimizer
 
+from pipebench.compose import compose_grid
 from pipebench.config import OptimizerConfig
 from pipebench.engine import update
 from pipebench.engine.optimizer import make_optimizer
+from pipebench.engine.stage import Loss, Stage
+from pipebench.engine.stopwatch import HostStopwatch
 from pipebench.engine.update import LossScale, Update
 from pipebench.harness.gate import plain_gradients
 from pipebench.models import layer_sequence
+from pipebench.peers.protocol import Parts
+from pipebench.peers.single import SingleProcess
 from pipebench.schedule.action import Op
 from pipebench.schedule.builders import Recompute, with_optimizer, with_optimizer_last
+from pipebench.schedule.catalogue import build as build_schedule
 
 M = 3
 ADAMW = OptimizerConfig(name="adamw", lr=0.01)
@@ -72,6 +80,7 @@ def train_plainly(
     scaler: torch.amp.GradScaler | None = None,
     rates: list[float] | None = None,
     autocast: torch.dtype | None = None,
+    num_micro_batches: int = M,
 ) -> Plain:
     layers, loss_of = build(model)
     trained = list(nn.ModuleList(layers).parameters())
@@ -80,7 +89,7 @@ def train_plainly(
     plain = Plain(layers, [], [])
     for step in range(num_steps):
         factor = float(scaler.scale(torch.ones(()))) / accumulate
-        plain_backward(layers, loss_of, mini_batch(model, step), M, step, autocast, factor)
+        plain_backward(layers, loss_of, mini_batch(model, step), num_micro_batches, step, autocast, factor)
         if (step + 1) % accumulate:
             continue
         if rates is not None:
@@ -139,7 +148,7 @@ def test_tied_copies_stay_equal_to_the_bit_and_train_as_one_parameter(
 @every_cut
 def test_the_gradients_of_tied_copies_are_told_as_their_sum(name: str, num_ranks: int, chunks: int | None) -> None:
     outcome = run(Point(TIED, name, num_stages=num_ranks, num_micro_batches=M, chunks=chunks))
-    reference = plain_gradients(layer_sequence(TIED), mini_batch(TIED), M, 5, 0, CPU, None, 1.0)
+    reference = plain_gradients(layer_sequence(TIED), mini_batch(TIED), M, SEED, 0, CPU, None, 1.0)
     for layer, own in zip(reference, outcome.gradients, strict=True):
         found = {str(place): gradient for place, gradient in enumerate(own)}
         expected = {str(place): parameter.grad for place, parameter in enumerate(layer.parameters())}
@@ -277,3 +286,18 @@ def test_a_row_ends_with_its_optimizers_where_a_rank_holds_both_ends_of_a_tie() 
     outcome = train(TIED, 1, settings(), "zb_v", 2)
     for spans in outcome.spans[:1]:
         assert [span.action.op for span in spans[-2:]] == [Op.OPTIMIZER, Op.OPTIMIZER]
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_one_process_without_a_pipeline_updates_alike(micro: int) -> None:
+    config = settings(accumulate=2, clip_norm=0.1, loss_scale=512.0)
+    layers, loss = build(TIED)
+    stages = {0: Stage(layers, 0, SEED, CPU, None, Loss(loss))}
+    [point] = compose_grid([f"micro={micro}", "batch=11", "stages=1", "engine=single"]).points  # type: ignore[union-attr]
+    around = (sgd, alone(config), InProcessTransport(World(), 0), HostStopwatch(), unseen())
+    engine = SingleProcess(Parts(point, build_schedule("gpipe", 1, micro), 0, CPU, stages, {}, *around))
+    outcomes = [engine.train(step, mini_batch(TIED, step)) for step in range(4)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    plain = train_plainly(TIED, 4, sgd, accumulate=2, clip_norm=0.1, scaler=scaler, num_micro_batches=micro)
+    assert [each.update is not None for each in outcomes] == [False, True] * 2
+    assert_close(parameters(layers), parameters(plain.layers))
