@@ -30,6 +30,7 @@ soak: $(VENV)/.test
 	PIPEBENCH_SOAK_POINTS=200 $(PY) -m pytest tests/end_to_end/test_soak.py
 
 readme-results: $(VENV)/.bench
+	$(PY) -m pipebench.schedule gpipe,1f1b,interleaved,zb_v 4 8 --svg results/schedules.svg >/dev/null
 	for sweep in results/*/sweep.json; do $(PY) -m pipebench.report $$(dirname $$sweep) || exit; done
 	$(PY) -m pipebench.report.embed README.md
 
