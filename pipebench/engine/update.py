@@ -153,8 +153,9 @@ class Update:
         return math.sqrt(float(squares))
 
     def _multiply_gradients(self, factor: float) -> None:
-        if factor != 1.0:
-            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if gradients and factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
 
 
 def probe_scale(config: OptimizerConfig) -> float:

@@ -166,6 +166,24 @@ def test_the_norm_counts_what_is_tied_once_and_clips_as_torch_does(
     assert_close(parameters(outcome.layers), parameters(plain.layers))
 
 
+def test_a_rank_that_trains_nothing_takes_part_in_the_norm() -> None:
+    def freeze(layers: list[nn.Module]) -> None:
+        for layer in layers[:4]:
+            layer.requires_grad_(False)
+
+    point = Point(DEEP, "1f1b", num_stages=2, num_micro_batches=M)
+    outcome = run(point, 1, train=True, optimizer=settings(clip_norm=0.1), prepare=freeze)
+    layers, loss_of = build(DEEP)
+    freeze(layers)
+    plain_backward(layers, loss_of, mini_batch(DEEP), M)
+    norm = nn.utils.clip_grad_norm_(nn.ModuleList(layers).parameters(), 0.1)
+    [told] = [each.gradient_norm for each in outcome.updates if each]
+    assert told == pytest.approx(float(norm), rel=1e-5)
+    sgd([p for p in nn.ModuleList(layers).parameters() if p.requires_grad]).step()
+    assert_close(parameters(outcome.layers[4:]), parameters(layers[4:]))
+    assert_identical(parameters(outcome.layers[:4]), parameters(layers[:4]))
+
+
 def test_a_norm_below_the_limit_changes_nothing() -> None:
     assert_identical(
         parameters(train(DEEP, 3, settings(clip_norm=1e6)).layers), parameters(train(DEEP, 3, settings()).layers)
