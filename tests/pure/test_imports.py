@@ -27,7 +27,19 @@ LAYERS = [
         "values",
         "layer",
     ],
-    ["config", "compose", "record", "metrics", "activations", "costs", "rows", "grid", "ledger", "render"],
+    [
+        "config",
+        "compose",
+        "learning_rate",
+        "record",
+        "metrics",
+        "activations",
+        "costs",
+        "rows",
+        "grid",
+        "ledger",
+        "render",
+    ],
     ["models", "data", "engine"],
     ["peers"],
     ["harness"],
@@ -49,9 +61,9 @@ ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
 WITHOUT_TORCH = ["errors", "seeds", "machine", "interrupts", "temporary", "conditions", "files", "schedule", "trace",
-                 "config", "compose", "record", "metrics", "activations", "costs", "ledger", "rows", "grid", "render",
-                 "display", "report", "tracking", "dry_run", "perf", "compare", "cli", "push", "dashboard",
-                 "__main__"]  # fmt: skip
+                 "config", "compose", "learning_rate", "record", "metrics", "activations", "costs", "ledger",
+                 "rows", "grid", "render", "display", "report", "tracking", "dry_run", "perf", "compare", "cli", "push",
+                 "dashboard", "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.budget",
     "pipebench.engine.partition",

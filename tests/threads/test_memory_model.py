@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from ranks import CPU, sgd, unseen
+from ranks import CPU, SGD, sgd, unseen
 from torch import Tensor
 
 from pipebench.activations import stage_activations
@@ -17,10 +17,12 @@ from pipebench.compose import compose_grid
 from pipebench.config import RunConfig, resolve
 from pipebench.costs import Profile
 from pipebench.data import batches
+from pipebench.engine.group import Alone
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.pipeline import Pipeline
 from pipebench.engine.stage import Bundle, Bundles, Loss, Stage, TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
+from pipebench.engine.update import UpdateRules
 from pipebench.errors import LimitError
 from pipebench.harness.jobs import ProfileJob
 from pipebench.harness.memory import measure_memory
@@ -120,7 +122,8 @@ def measured(config: RunConfig, prepared: Prepared) -> list[int]:
         own = {number: stages[number] for number in schedule.stages_of_rank(rank)}
         around = {edge: bundles[edge] for edge in bundles if set(edge) & set(own)}
         stopwatch = HostStopwatch()
-        pipeline = Pipeline(schedule, rank, own, around, sgd, Nowhere(), stopwatch, unseen())
+        rules = UpdateRules(SGD, rank, schedule.num_ranks, (), Alone())
+        pipeline = Pipeline(schedule, rank, own, around, sgd, rules, Nowhere(), stopwatch, unseen())
         pipeline.accumulate(0, batch)
         parameters = [parameter for stage in own.values() for parameter in stage.module.parameters()]
         for parameter in parameters:
