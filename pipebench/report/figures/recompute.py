@@ -13,6 +13,7 @@ from pipebench.report.figures.canvas import (
     INK,
     MARKERS,
     MUTED,
+    PALETTE,
     PAPER,
     RULE,
     Picture,
@@ -53,7 +54,7 @@ def recompute_picture(rows: Sequence[Row]) -> Picture | None:
         for (left, right), (title, own) in zip(grid, shown.items(), strict=True):
             _panel(left, title, "step, median, ms", "peak memory of the largest rank, MiB")
             _panel(right, title, "micro-batches M", "its activations, MiB")
-            _draw(left, right, own)
+            _draw(left, right, own, _budgets(drawn_rows))
         legend(figure, _handles(drawn_rows))
 
     more = len(found) - len(shown)
@@ -91,10 +92,10 @@ def _panel(axes: "Axes", title: str, across: str, up: str) -> None:
     seaborn.despine(ax=axes)
 
 
-def _draw(left: "Axes", right: "Axes", rows: Sequence[Row]) -> None:
+def _draw(left: "Axes", right: "Axes", rows: Sequence[Row], budgets: Sequence[float]) -> None:
     counts = values(rows, M)
     for own in _by_setting(rows).values():
-        colour, marker = _look(own[0])
+        colour, marker = _look(own[0], budgets)
         at_s, at_m = [row["step_s"] * 1e3 for row in own], [row[M] for row in own]
         peaks, activations = ([row[f"{name}_bytes"] / MIB for row in own] for name in ("peak_memory", "activations"))
         for axes, across, up in ((left, at_s, peaks), (right, at_m, activations)):
@@ -105,7 +106,7 @@ def _draw(left: "Axes", right: "Axes", rows: Sequence[Row]) -> None:
         for row, x, y in zip(own, at_s, peaks, strict=True):
             left.annotate(f"M={row[M]}", (x, y), (4, 4), textcoords="offset points", fontsize=7, color=MUTED)
     curve = {row[M]: row["activations_gpipe_bytes"] for row in rows if row["activations_gpipe_bytes"] is not None}
-    right.plot(sorted(curve), [curve[m] / MIB for m in sorted(curve)], ":", color=INK, linewidth=1.6)
+    right.plot(sorted(curve), [curve[m] / MIB for m in sorted(curve)], ":.", color=INK, linewidth=1.6)
     right.set_xscale("log", base=2)
     right.set_xticks(counts, labels=[str(count) for count in counts])
     right.minorticks_off()
@@ -122,9 +123,16 @@ def _by_setting(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def _look(row: Row) -> tuple[str, str]:
+def _look(row: Row, budgets: Sequence[float]) -> tuple[str, str]:
+    """Return colour and marker of a setting, the colour that the picture of memory gives it; budgets differ in both."""
     setting = Recompute(row["recompute"])
-    return LOOKS[setting][0], MARKERS[list(Recompute).index(setting)]
+    number = budgets.index(row["recompute_budget"]) if row.get("recompute_budget") in budgets else 0
+    colour = PALETTE[(PALETTE.index(LOOKS[setting][0]) + number) % len(PALETTE)]
+    return colour, MARKERS[(list(Recompute).index(setting) + number) % len(MARKERS)]
+
+
+def _budgets(rows: Sequence[Row]) -> list[float]:
+    return sorted({row["recompute_budget"] for row in rows if row.get("recompute_budget") is not None})
 
 
 def _handles(rows: Sequence[Row]) -> list["Artist"]:
@@ -132,7 +140,7 @@ def _handles(rows: Sequence[Row]) -> list["Artist"]:
 
     handles: list[Artist] = []
     for setting, own in _by_setting(rows).items():
-        colour, marker = _look(own[0])
+        colour, marker = _look(own[0], _budgets(rows))
         handles.append(Line2D([], [], color=colour, linewidth=1.2, marker=marker, markersize=6, label=setting))
     if any(row["activations_gpipe_bytes"] is not None for row in rows):
         handles.append(Line2D([], [], color=INK, linestyle=":", linewidth=1.6, label=_CURVE))
