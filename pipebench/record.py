@@ -34,7 +34,8 @@ class LayerProfile:
     `backward_s` is that of a backward in one piece, `input_s` and `weight_s` those of its two parts.
     `saved_bytes` are kept from forward to backward, the layer's input not counted; `saves_input` tells whether
     the layer keeps that too; `put_off_bytes` are kept between the two parts. The last layer includes the loss.
-    Seconds are there only when a partition or a search needs them.
+    Seconds are there only when a partition or a search needs them. `skips` are the tensors that pass over layers, each
+    [source layer, target layer, bytes].
     """
 
     num_samples: int
@@ -48,6 +49,7 @@ class LayerProfile:
     put_off_bytes: list[int]
     input_bytes: list[int]
     saves_input: list[bool]
+    skips: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
