@@ -54,6 +54,7 @@ def for_samples(profile: Profile, num_samples: int) -> Profile:
             saved_bytes=scaled_bytes(layers.saved_bytes),
             put_off_bytes=scaled_bytes(layers.put_off_bytes),
             input_bytes=scaled_bytes(layers.input_bytes),
+            skips=[[source, target, round(size * scale)] for source, target, size in layers.skips],
         ),
     )
 
@@ -301,8 +302,11 @@ def _from_yaml(path: Path, num_layers: int) -> Profile:
             backward_s=backward_s,
             input_s=input_s,
             weight_s=weight_s,
+            parameter_bytes=sizes["parameter_bytes"],
+            saved_bytes=sizes["saved_bytes"],
+            put_off_bytes=sizes["put_off_bytes"],
+            input_bytes=sizes["input_bytes"],
             saves_input=[True] * num_layers,
-            **sizes,
         ),
         optimizer_s=layers_of("optimizer_s", zeros),
         link=Link(_number(path, costs, "latency_s", 0.0), _number(path, costs, "bytes_per_s", float("inf"), above=0)),

@@ -392,7 +392,7 @@ def run_ranks(
     work: str, config: RunConfig, prepared: Prepared, layers: LayerProfile, on_progress: OnProgress
 ) -> list[Any]:
     """Run `work(job, report)` once for each rank of a point, in a fresh group, and return what the ranks deliver."""
-    with _scratch() as folder:
+    with scratch() as folder:
         jobs = _jobs(config, prepared, layers, str(folder / "store"))
         trained = with_optimizer(prepared.schedule)
         return run_group(work, jobs, config.device, on_progress, limits_of(config), folder, trained)
@@ -418,7 +418,7 @@ def _model_bytes(config: RunConfig, known: Known, on_progress: OnProgress) -> in
         return sum(known.profiles[_profile_name(config)].parameter_bytes)
     name = repr(config.model)
     if name not in known.model_bytes:
-        with _scratch() as folder:
+        with scratch() as folder:
             limits = limits_of(config)
             [known.model_bytes[name]] = run_group(WEIGH_MODEL, [WeighJob(config)], "cpu", on_progress, limits, folder)
     return known.model_bytes[name]
@@ -436,7 +436,7 @@ def _profile(config: RunConfig, known: Known, on_progress: OnProgress) -> LayerP
     if name not in known.profiles:
         num_samples = micro_batch_sizes(config.batch, config.micro)[0]
         job = ProfileJob(config, num_samples, _needs_times(config), _cores_of(int(config.threads), num_ranks=1)[0])
-        with _scratch() as folder:
+        with scratch() as folder:
             [known.profiles[name]] = run_group(
                 PROFILE_LAYERS, [job], config.device, on_progress, limits_of(config), folder
             )
@@ -458,7 +458,7 @@ def _link(config: RunConfig, known: Known, on_progress: OnProgress) -> Link:
         return Link()
     name = f"{config.device}/{config.threads}/{config.transport}"
     if name not in known.links:
-        with _scratch() as folder:
+        with scratch() as folder:
             cores = _cores_of(int(config.threads), num_ranks=2)
             jobs = [LinkJob(config, rank, cores[rank], str(folder / "store")) for rank in range(2)]
             known.links[name], _ = run_group(MEASURE_LINK, jobs, config.device, on_progress, limits_of(config), folder)
@@ -474,7 +474,7 @@ def limits_of(config: RunConfig) -> Limits:
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
     """Make a folder for what the ranks of a group share; workers whose parent is killed remove it themselves."""
     try:
         scratch = tempfile.TemporaryDirectory(prefix="pipebench-", ignore_cleanup_errors=True)

@@ -74,7 +74,7 @@ def one_by_one(makers: Iterable[Callable[[], nn.Module]]) -> Callable[[Sequence[
 
 
 def build_layers(model: LayerSequence, indices: Sequence[int], seed: int) -> list[nn.Module]:
-    """Build the layers at `indices`; tied parameters among them are one object, with the values of their first place."""
+    """Build the layers at `indices`; tied parameters among them are one object, with their first place's values."""
     ties = [tie for tie in layout_of(model).ties if any(layer in indices for layer, _ in tie.places)]
     wanted = sorted({*indices, *(tie.places[0][0] for tie in ties)})
     layers = dict(zip(wanted, model.build(wanted, seed), strict=True))

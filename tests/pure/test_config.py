@@ -71,8 +71,8 @@ MODELS = "gpt2_small, mlp, mlp_classifier, synthetic, transformer, transformer_l
         ("recompute=true", "recompute=True: expected one of never, except_last, always"),
         ("model=mlpp", f"model=mlpp: expected one of {MODELS} (did you mean 'mlp'?)"),
         ("optimizer=sgdd", "optimizer=sgdd: expected one of adam, adamw, sgd (did you mean 'sgd'?)"),
-        ("data=teacher", "data=teacher: expected text for model=transformer"),
-        ("model=mlp data=text", "data=text: expected teacher for model=mlp"),
+        ("data=teacher", "data=teacher: expected text or custom for model=transformer"),
+        ("model=mlp data=text", "data=text: expected teacher or custom for model=mlp"),
         # types
         ("stages=two", "stages=two: expected a whole number"),
         ("stages=2.5", "stages=2.5: expected a whole number"),
@@ -148,7 +148,11 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
         ("transformer", {"model__layers": 0}, f"model.layers=0: expected {AT_LEAST_1}"),
         ("mlp", {"model__outputs": 0}, f"model.outputs=0: expected {AT_LEAST_1}"),
         ("synthetic", {"model__width": 0}, f"model.width=0: expected {AT_LEAST_1}"),
-        ("transformer", {"data__max_bytes": 0}, "data.max_bytes=0: expected at least 65, model.sequence and one more"),
+        (
+            "transformer",
+            {"data__max_bytes": 0},
+            "data.max_bytes=0: expected at least 65, a sample's tokens and one more",
+        ),
         (
             "transformer",
             {"replicas": 2},

@@ -26,7 +26,7 @@ LAYERS = [
         "values",
         "layer",
     ],
-    ["config", "compose", "record", "metrics", "costs", "rows", "grid", "ledger", "render"],
+    ["config", "target", "compose", "record", "metrics", "costs", "rows", "grid", "ledger", "render"],
     ["models", "data", "engine"],
     ["peers"],
     ["harness"],
@@ -48,14 +48,15 @@ ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
 WITHOUT_TORCH = ["errors", "seeds", "machine", "interrupts", "temporary", "conditions", "files", "schedule", "trace",
-                 "config", "compose", "record", "metrics", "costs", "ledger", "rows", "grid", "render", "display",
-                 "report", "tracking", "dry_run", "perf", "compare", "cli", "push", "dashboard",
+                 "config", "target", "compose", "record", "metrics", "costs", "ledger", "rows", "grid", "render",
+                 "display", "report", "tracking", "dry_run", "perf", "compare", "cli", "push", "dashboard",
                  "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
     "pipebench.engine.microbatch",
     "pipebench.engine.whereabouts",
     "pipebench.peers.abilities",
+    "pipebench.harness.admit",
     "pipebench.harness.failures",
     "pipebench.harness.hang",
     "pipebench.harness.forecast",
