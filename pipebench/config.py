@@ -29,6 +29,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("fp32", "bf16")
 DEVICES = ("auto", "cpu", "cuda")
 GATES = ("on", "off")
+BATCH_NORMS = ("deferred", "micro_batch")
 ON_FAILURE = ("continue", "stop")
 WANDB_MODES = ("offline", "online", "disabled")
 TRACKERS = ("wandb", "tensorboard")
@@ -199,6 +200,7 @@ class RunConfig:
     memory_limit: Any = MISSING
     recompute: str = MISSING
     partition: Any = MISSING
+    batch_norm: str = MISSING
     engine: str = MISSING
     profile: str | None = MISSING
     batch: int = MISSING
@@ -238,6 +240,9 @@ NOT_PART_OF_THE_POINT = (
     *("on_failure", "point_limit_s", "progress_limit_s", "dry_run", "force"),
 )
 """Keys that say where results go, what to measure again or what to do about a failure, not what is measured."""
+
+USUALLY = {"transport": "auto", "batch_norm": "deferred"}
+"""Keys that came later, with what they were before."""
 
 RESOLVED_BY_THE_MACHINE = ("device", "threads")
 """Keys whose `auto` becomes what the machine has, so that the same command line has other keys elsewhere."""
@@ -284,8 +289,9 @@ def key_of(config: RunConfig, apart_from: Collection[str] = ()) -> str:
     point = dataclasses.asdict(config)
     for name in (*NOT_PART_OF_THE_POINT, *apart_from):
         del point[name]
-    if config.transport == "auto":  # so that points are called what they were before there was a choice
-        point.pop("transport", None)
+    for name, usual in USUALLY.items():  # so that points are called what they were before there was a choice
+        if point.get(name) == usual:
+            del point[name]
     if point["data"].get("sequence", 0) is None:
         del point["data"]["sequence"]
     if is_file(config.schedule):  # the rows count, not what they are called
@@ -377,6 +383,7 @@ def _check_names(config: RunConfig) -> None:
     _check_name("precision", config.precision, PRECISIONS)
     _check_name("device", config.device, DEVICES)
     _check_name("gate", config.gate, GATES)
+    _check_name("batch_norm", config.batch_norm, BATCH_NORMS)
     _check_name("transport", config.transport, TRANSPORTS)
     if config.transport == "shared" and not hasattr(os, "memfd_create"):
         _fail("transport", "shared", "auto or network: only Linux has the memory it needs")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pipebench.config import DATA, MODELS, OptimizerConfig, RunConfig, WandbConfig
+from pipebench.config import DATA, MODELS, USUALLY, OptimizerConfig, RunConfig, WandbConfig
 from pipebench.errors import ConfigError, ResultError, ScheduleError
 from pipebench.files import put, read_text
 from pipebench.schedule.action import Action, Schedule
@@ -34,8 +34,8 @@ class LayerProfile:
     `backward_s` is that of a backward in one piece, `input_s` and `weight_s` those of its two parts.
     `saved_bytes` are kept from forward to backward, the layer's input not counted; `saves_input` tells whether
     the layer keeps that too; `put_off_bytes` are kept between the two parts. The last layer includes the loss.
-    Seconds are there only when a partition or a search needs them. `skips` are the tensors that pass over layers, each
-    [source layer, target layer, bytes].
+    `skips` are tensors that pass layers by: source layer, target layer, bytes.
+    Seconds are there only when a partition or a search needs them.
     """
 
     num_samples: int
@@ -143,7 +143,16 @@ class RunResult:
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule(self.config.schedule, tuple(tuple(Action.parse(text) for text in row) for row in self.rows))
+        rows = tuple(tuple(Action.parse(text) for text in row) for row in self.rows)
+        skips = far_skips(self.profile, self.layers_per_stage) if self.profile is not None else ()
+        return Schedule(self.config.schedule, rows, skips)
+
+
+def far_skips(layers: LayerProfile, layers_per_stage: Sequence[int]) -> set[tuple[int, int]]:
+    """Return the pairs of stages, no neighbours, between which the model's skips pass when it is cut so."""
+    stage_of = [stage for stage, count in enumerate(layers_per_stage) for _ in range(count)]
+    pairs = {(stage_of[source], stage_of[target]) for source, target, _ in layers.skips}
+    return {(source, target) for source, target in pairs if target - source > 1}
 
 
 def traces(result: RunResult, repeat: Repeat) -> list[Trace]:
@@ -266,7 +275,7 @@ def config_from(content: dict[str, Any]) -> RunConfig:
         "optimizer": OptimizerConfig(**content["optimizer"]),
         "wandb": WandbConfig(**content["wandb"]),
     }
-    return RunConfig(**{"transport": "auto", **content, **nested})  # there was a time without a choice
+    return RunConfig(**{**USUALLY, **content, **nested})
 
 
 def _failure_from(content: dict[str, Any]) -> Failure:

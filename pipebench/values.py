@@ -5,6 +5,7 @@ Every tensor has the samples first. A layer gets what the layer before it return
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 Value = Tensor | tuple[Tensor, ...]
@@ -21,8 +22,8 @@ def num_samples(value: Value) -> int:
 def split(value: Value, sizes: Sequence[int]) -> Sequence[Value]:
     """Return pieces of so many samples each."""
     if isinstance(value, Tensor):
-        return value.split(list(sizes))
-    return list(zip(*(tensor.split(list(sizes)) for tensor in value), strict=True))
+        return list(torch.split(value, list(sizes)))
+    return list(zip(*(torch.split(tensor, list(sizes)) for tensor in value), strict=True))
 
 
 def moved(value: Value, device: str) -> Value:

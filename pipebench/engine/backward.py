@@ -5,7 +5,7 @@ puts their products off (`pipebench.linear`) and keeps two tensors a layer for t
 the split of torch.distributed.pipelining, which keeps the whole graph and costs more, but takes any model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -14,17 +14,17 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 from pipebench.linear import PutOff, WeightQueue, adopt, catch_up
 
 Root = Tensor | GradientEdge | None
-"""Where a backward starts; None where nothing of the stage needs a gradient."""
+"""Where a backward starts, one of an output; None where nothing that it was made of needs a gradient."""
 
 
 class Backward(Protocol):
-    """Gradients of parameters add up in `.grad`; that of `x` is left in `x.grad`."""
+    """Gradients of parameters add up in `.grad`; those of the inputs are left in their `.grad`."""
 
     def root_of(self, output: Tensor) -> Root:
-        """Return what to keep of a forward."""
+        """Return what to keep of an output."""
 
-    def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> Any:
-        """Return what `of_weights` will need."""
+    def of_input(self, roots: Sequence[Root], inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Any:
+        """Start from each root with its output's gradient; return what `of_weights` will need."""
 
     def of_weights(self, put_off: Any) -> None: ...
 
@@ -37,21 +37,23 @@ def backward_of(module: nn.Module, split: bool) -> Backward:
     return QueuedBackward(queue) if adopt(module, queue) else AutogradSplit(module.parameters())
 
 
-def run_whole(root: Root, gradient: Tensor) -> None:
+def run_whole(roots: Sequence[Root], gradients: Sequence[Tensor]) -> None:
     """Run a backward in one piece, whichever way its stage would split one.
 
     torch.autograd.backward does the same after 65 us of looking at the root in Python, a tenth of a small stage's
-    backward; the shape of `gradient` is checked by autograd's engine all the same.
+    backward; the shapes of `gradients` are checked by autograd's engine all the same.
     """
-    if root is not None:
-        _engine_run_backward((root,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    live = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root is not None]
+    if live:
+        starts, seeds = zip(*live, strict=True)
+        _engine_run_backward(starts, seeds, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 class WholeBackward:
     def root_of(self, output: Tensor) -> Root:
         return _edge_of(output)
 
-    def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> None:
+    def of_input(self, roots: Sequence[Root], inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         raise AssertionError("this stage's schedule has no split backward")
 
     def of_weights(self, put_off: None) -> None:
@@ -67,11 +69,11 @@ class QueuedBackward:
     def root_of(self, output: Tensor) -> Root:
         return _edge_of(output)
 
-    def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> Any:
+    def of_input(self, roots: Sequence[Root], inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Any:
         put_off: list[PutOff] = []
         self._queue.waiting = put_off
         try:
-            run_whole(root, gradient)
+            run_whole(roots, gradients)
         finally:
             self._queue.waiting = None
         return put_off
@@ -89,13 +91,15 @@ class AutogradSplit:
     def root_of(self, output: Tensor) -> Root:
         return detachable(output) if output.requires_grad else None
 
-    def of_input(self, root: Root, x: Tensor, gradient: Tensor) -> Any:
+    def of_input(self, roots: Sequence[Root], inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Any:
         from torch.distributed.pipelining._backward import stage_backward_input
 
-        if root is None or not x.requires_grad:
-            return lambda: run_whole(root, gradient)
-        assert isinstance(root, Tensor)
-        _, groups = stage_backward_input([root], [gradient], [x], iter(self._parameters))
+        wanting = [x for x in inputs if x.requires_grad]
+        live = [(root, g) for root, g in zip(roots, gradients, strict=True) if isinstance(root, Tensor)]
+        if not live or not wanting:
+            return lambda: run_whole(roots, gradients)
+        starts, seeds = map(list, zip(*live, strict=True))
+        _, groups = stage_backward_input(starts, seeds, wanting, iter(self._parameters))
         return lambda: self._finish(groups)
 
     def of_weights(self, put_off: Any) -> None:

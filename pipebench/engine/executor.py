@@ -15,13 +15,14 @@ from torch import Tensor
 
 from pipebench.engine.backward import Root, run_whole
 from pipebench.engine.microbatch import micro_batch_sizes
-from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.engine.stage import Bundle, Bundles, Stage, StageOutput, TensorSpec, packed, unpacked
 from pipebench.engine.stopwatch import Stopwatch, TellSpans
 from pipebench.engine.transport import Transport
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import StageError
 from pipebench.schedule.action import Action, Op, Schedule, Transfer
 from pipebench.schedule.memory import peak_in_flight
+from pipebench.values import Value, split, tensors_of
 
 RECEIVES_AHEAD = 4
 """Most receives posted per source beyond the one needed next where memory is tight: enough that a sender never
@@ -29,41 +30,61 @@ waits for a receiver that is merely busy, few enough to stay small beside the ac
 at which more are posted: each post wakes the sender's side, and several at once wake it once."""
 
 
+TENSORS_PER_TRANSFER = 64
+"""Most tensors that pass between two stages for one micro-batch: tags are numbers that both sides work out alone."""
+
+
 _Post = tuple[Transfer, int, TensorSpec]
 """What `Transport.post` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Tensors that pass from one action to another, numbered alike on both their ranks; no tags within a rank."""
+
+    producer: Action
+    consumer: Action
+    specs: tuple[TensorSpec, ...]
+    transfer: Transfer | None
+    tags: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
     """An action with everything about it that the schedule fixes.
 
-    A tag numbers a transfer alike on both its ranks; None where the tensor stays on this rank. `posts` are the
-    receives to post before the action, and `settled` the tags this rank has sent that are known to have arrived once
-    the tensor of `receive_tag` has. `code` is the action as one number.
+    `arriving` and `leaving` are the stage's bundles of the micro-batch, `received` and `sent` the messages of this
+    action, in the same order. `posts` are the receives to post before it, `waits` tells whether something comes from
+    another rank, and `settled` are the tags this rank has sent that are known to have arrived once it has come. `code`
+    is the action as one number.
     """
 
     action: Action
     code: int
-    source: Action | None
     recomputed: bool
-    receive_tag: int | None
+    arriving: tuple[Bundle, ...]
+    leaving: tuple[Bundle, ...]
+    received: tuple[_Message, ...]
+    waits: bool
     posts: tuple[_Post, ...]
     settled: tuple[int, ...]
-    send: Transfer | None
-    send_tag: int | None
+    sent: tuple[_Message, ...]
 
 
 @dataclass(slots=True)
 class _InFlight:
     """What a stage holds of one micro-batch between its forward and its backward."""
 
-    input: Tensor
-    root: Root = None
+    inputs: list[Tensor]
+    roots: list[Root]
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One step on one rank: what tells its spans, and the mini-batch's loss on the last stage's rank."""
+    """One step on one rank: what tells its spans, and this rank's part of the mini-batch's loss.
+
+    The loss is that of the last stage and what layers add to it; None on a rank that has no part in it.
+    """
 
     spans: TellSpans
     loss: float | None
@@ -72,9 +93,9 @@ class StepOutcome:
 class Executor:
     """One rank of a pipeline.
 
-    `stages` and `optimizers` hold this rank's stages by number; `boundary_specs[s]` is the tensor between stages
-    s-1 and s for each micro-batch, wanted for both sides of this rank's stages. An `O` action of a stage
-    without an optimizer does nothing. `whereabouts` is told of every action, for whoever asks why a rank hangs.
+    `stages` and `optimizers` hold this rank's stages by number; `bundles` say what passes between each of them and
+    its sources and targets. An `O` action of a stage without an optimizer does nothing. `whereabouts` is told of every
+    action, for whoever asks why a rank hangs.
     """
 
     def __init__(
@@ -82,7 +103,7 @@ class Executor:
         schedule: Schedule,
         rank: int,
         stages: Mapping[int, Stage],
-        boundary_specs: Mapping[int, Sequence[TensorSpec]],
+        bundles: Bundles,
         optimizers: Mapping[int, torch.optim.Optimizer],
         transport: Transport,
         stopwatch: Stopwatch,
@@ -92,13 +113,14 @@ class Executor:
         self._last_stage = schedule.num_stages - 1
         self._num_micro_batches = schedule.num_micro_batches
         self._stages = stages
+        self._adds_to_loss = any(stage.has_auxiliary_loss for stage in stages.values())
         self._optimizers = optimizers
         self._transport = transport
         self._stopwatch = stopwatch
         self._whereabouts = whereabouts
-        self._posted_at_first, self._plan = _plan(schedule, rank, boundary_specs)
+        self._posted_at_first, self._plan = _plan(schedule, rank, bundles)
         self._actions = [planned.action for planned in self._plan]
-        self._run: dict[Op, Callable[[_Planned, Tensor | None], Tensor | None]] = {
+        self._run: dict[Op, Callable[[_Planned, list[Tensor]], Sequence[Tensor]]] = {
             Op.FORWARD: self._forward,
             Op.RECOMPUTE: self._recompute,
             Op.BACKWARD: self._backward,
@@ -107,7 +129,7 @@ class Executor:
             Op.OPTIMIZER: self._optimizer_step,
         }
 
-    def run_step(self, step: int, inputs: Tensor | None, targets: Tensor | None, num_samples: int) -> StepOutcome:
+    def run_step(self, step: int, inputs: Value | None, targets: Value | None, num_samples: int) -> StepOutcome:
         """Run the row once on a mini-batch.
 
         `inputs` are needed where stage 0 lives and `targets` where the last stage lives, on the device.
@@ -116,15 +138,13 @@ class Executor:
         """
         sizes = micro_batch_sizes(num_samples, self._num_micro_batches)
         self._step = step
-        self._inputs = inputs.split(sizes) if inputs is not None else ()
-        self._targets = targets.split(sizes) if targets is not None else ()
-        self._weights: Sequence[Tensor] = ()
-        if targets is not None:  # on the device at once: a copy in each backward would make the host wait for a GPU
-            self._weights = torch.tensor([size / num_samples for size in sizes], device=targets.device).unbind()
+        self._inputs = split(inputs, sizes) if inputs is not None else ()
+        self._targets = split(targets, sizes) if targets is not None else ()
+        self._weigh(sizes, num_samples)
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._put_off: dict[tuple[int, int], Any] = {}
-        self._handed_over: dict[Action, Tensor] = {}
-        self._losses: list[Tensor] = [torch.empty(())] * self._num_micro_batches
+        self._handed_over: dict[tuple[Action, Action], Sequence[Tensor]] = {}
+        self._losses: list[tuple[Tensor, Tensor]] = []
         for post in self._posted_at_first:
             self._transport.post(*post)
         for planned in self._plan:
@@ -136,153 +156,240 @@ class Executor:
         self._transport.finish()
         self._whereabouts.between()
         spans = self._stopwatch.step_done(self._rank, self._actions)
-        return StepOutcome(spans, self._mean_loss())
+        return StepOutcome(spans, self._loss())
 
-    def _mean_loss(self) -> float | None:
-        """Return the mini-batch's loss on the last stage's rank; the host asks for it once a step."""
-        if self._last_stage not in self._stages:
+    def _loss(self) -> float | None:
+        """Return this rank's part of the mini-batch's loss; the host asks for it once a step."""
+        if not self._losses:
             return None
-        return float((torch.stack(self._losses) * torch.stack(list(self._weights))).sum())
+        losses, weights = zip(*self._losses, strict=True)
+        return float((torch.stack(losses) * torch.stack(weights)).sum())
+
+    def _weigh(self, sizes: Sequence[int], num_samples: int) -> None:
+        """Set what each micro-batch's loss counts: its share of what the loss is a mean of, or of the samples.
+
+        On the device at once: a copy in each backward would make the host wait for a GPU.
+        """
+        self._weights: Sequence[Tensor] = ()
+        self._counts: Sequence[int] = ()
+        device = self._transport.device
+        last = self._stages.get(self._last_stage)
+        if last is not None and last.loss is not None:
+            self._counts = [int(last.loss.count(target)) for target in self._targets]
+            whole = sum(self._counts)
+            if whole == 0:
+                raise StageError(f"rank {self._rank}: there is nothing in the mini-batch of step {self._step} to learn")
+            self._weights = torch.tensor([count / whole for count in self._counts], device=device).unbind()
+        if self._adds_to_loss:
+            self._shares = torch.tensor([size / num_samples for size in sizes], device=device).unbind()
 
     def _execute(self, planned: _Planned) -> None:
-        received = None
-        if planned.receive_tag is not None:
+        received: list[Tensor] = []
+        if planned.waits:
             self._whereabouts.waits(planned.code)
             for post in planned.posts:
                 self._transport.post(*post)
-            received = self._transport.receive(planned.receive_tag)
-            for tag in planned.settled:
-                self._transport.settle(tag)
-        elif planned.source is not None:
-            received = self._handed_over.pop(planned.source)
+        for message in planned.received:
+            if message.transfer is None:
+                received += self._handed_over.pop((message.producer, message.consumer))
+            else:
+                received += [self._transport.receive(tag) for tag in message.tags]
+        for tag in planned.settled:
+            self._transport.settle(tag)
         self._whereabouts.runs(planned.code)
         self._stopwatch.start()
         result = self._run[planned.action.op](planned, received)
         self._stopwatch.stop()
-        if planned.send is not None and planned.send_tag is not None:
-            assert result is not None
-            self._transport.send(planned.send, planned.send_tag, result)
-        elif result is not None:
-            self._handed_over[planned.action] = result
+        begin = 0
+        for message in planned.sent:
+            end = begin + len(message.specs)
+            tensors, begin = result[begin:end], end
+            if message.transfer is None:
+                self._handed_over[message.producer, message.consumer] = tensors
+            else:
+                for tag, tensor in zip(message.tags, tensors, strict=True):
+                    self._transport.send(message.transfer, tag, tensor)
 
-    def _forward(self, planned: _Planned, received: Tensor | None) -> Tensor | None:
+    def _forward(self, planned: _Planned, received: list[Tensor]) -> Sequence[Tensor]:
         stage, m = planned.action.stage, planned.action.micro_batch
-        if received is None:
-            held = _InFlight(self._inputs[m])
-        else:
-            held = _InFlight(received.requires_grad_(received.is_floating_point()))
-        self._in_flight[stage, m] = held
-        if planned.recomputed:
-            with torch.no_grad():
-                output = self._compute(held, stage, m)
-        else:
-            output = self._compute(held, stage, m)
-            held.root = self._stages[stage].backward.root_of(output)
-        if stage == self._last_stage:
-            self._losses[m] = output.detach()
-            return None
-        return output.detach()
-
-    def _recompute(self, planned: _Planned, received: Tensor | None) -> None:
-        stage, m = planned.action.stage, planned.action.micro_batch
-        held = self._in_flight[stage, m]
-        held.root = self._stages[stage].backward.root_of(self._compute(held, stage, m))
-
-    def _compute(self, held: _InFlight, stage: int, m: int) -> Tensor:
-        """Return the stage's output, or the micro-batch's mean loss on the last stage."""
-        output = self._stages[stage].forward(held.input, self._step, m)
-        if stage == self._last_stage:
-            return self._stages[stage].loss_of(output, self._targets[m])
-        return output
-
-    def _backward(self, planned: _Planned, received: Tensor | None) -> Tensor | None:
-        stage = planned.action.stage
-        held, gradient = self._let_go(planned.action, received)
-        if gradient is not None:
-            run_whole(held.root, gradient)
-        return self._gradient_of_input(stage, held)
-
-    def _input_gradient(self, planned: _Planned, received: Tensor | None) -> Tensor | None:
-        stage, m = planned.action.stage, planned.action.micro_batch
-        held, gradient = self._let_go(planned.action, received)
-        if gradient is not None:
-            self._put_off[stage, m] = self._stages[stage].backward.of_input(held.root, held.input, gradient)
-        return self._gradient_of_input(stage, held)
-
-    def _weight_gradient(self, planned: _Planned, received: Tensor | None) -> None:
-        stage, m = planned.action.stage, planned.action.micro_batch
-        put_off = self._put_off.pop((stage, m), None)
-        if put_off is not None:
-            self._stages[stage].backward.of_weights(put_off)
-
-    def _let_go(self, action: Action, received: Tensor | None) -> tuple[_InFlight, Tensor | None]:
-        """Return what is held of the micro-batch, from now on in flight no more, and the gradient of its output."""
-        held = self._in_flight.pop((action.stage, action.micro_batch))
-        if held.root is None:
-            return held, None
-        return held, self._weights[action.micro_batch] if action.stage == self._last_stage else received
-
-    def _gradient_of_input(self, stage: int, held: _InFlight) -> Tensor | None:
         if stage == 0:
-            return None
-        gradient, held.input.grad = held.input.grad, None
-        return torch.zeros_like(held.input) if gradient is None else gradient
+            held = _InFlight(list(tensors_of(self._inputs[m])), [])
+        else:
+            specs = (spec for bundle in planned.arriving for spec in bundle.tensors)
+            for tensor, spec in zip(received, specs, strict=True):
+                tensor.requires_grad_(spec.requires_grad)
+            held = _InFlight(received, [])
+        self._in_flight[stage, m] = held
+        with torch.set_grad_enabled(not planned.recomputed):
+            output = self._compute(planned, held, again=False)
+        if stage == self._last_stage:
+            assert isinstance(output.value, Tensor)
+            if self._counts[m]:
+                self._losses.append((output.value.detach(), self._weights[m]))
+        if output.auxiliary is not None:
+            self._losses.append((output.auxiliary.detach(), self._shares[m]))
+        if not planned.recomputed:
+            self._hold(planned, held, output)
+        return [] if stage == self._last_stage else [tensor.detach() for tensor in packed(planned.leaving, output)]
 
-    def _optimizer_step(self, planned: _Planned, received: Tensor | None) -> None:
+    def _recompute(self, planned: _Planned, received: list[Tensor]) -> Sequence[Tensor]:
+        held = self._in_flight[planned.action.stage, planned.action.micro_batch]
+        self._hold(planned, held, self._compute(planned, held, again=True))
+        return []
+
+    def _compute(self, planned: _Planned, held: _InFlight, again: bool) -> StageOutput:
+        """Return the stage's output, whose value on the last stage is the micro-batch's mean loss."""
+        number, m = planned.action.stage, planned.action.micro_batch
+        stage = self._stages[number]
+        value, kept = unpacked(planned.arriving, held.inputs)
+        output = stage.run(value, kept, self._step, m, again)
+        if number < self._last_stage:
+            return output
+        return StageOutput(stage.loss_of(output.value, self._targets[m]), {}, output.auxiliary)
+
+    def _hold(self, planned: _Planned, held: _InFlight, output: StageOutput) -> None:
+        """Keep where the backward will start; not at the mean of nothing, which is no number."""
+        stage, m = planned.action.stage, planned.action.micro_batch
+        root_of = self._stages[stage].backward.root_of
+        if stage == self._last_stage:
+            assert isinstance(output.value, Tensor)
+            held.roots = [root_of(output.value) if self._counts[m] else None]
+        else:
+            specs = (spec for bundle in planned.leaving for spec in bundle.tensors)
+            tensors = packed(planned.leaving, output)
+            held.roots = [root_of(each) for each, spec in zip(tensors, specs, strict=True) if spec.requires_grad]
+        if output.auxiliary is not None:
+            held.roots.append(root_of(output.auxiliary))
+
+    def _backward(self, planned: _Planned, received: list[Tensor]) -> Sequence[Tensor]:
+        held, gradients = self._let_go(planned.action, received)
+        run_whole(held.roots, gradients)
+        return _gradients_of(held)
+
+    def _input_gradient(self, planned: _Planned, received: list[Tensor]) -> Sequence[Tensor]:
+        stage, m = planned.action.stage, planned.action.micro_batch
+        held, gradients = self._let_go(planned.action, received)
+        self._put_off[stage, m] = self._stages[stage].backward.of_input(held.roots, held.inputs, gradients)
+        return _gradients_of(held)
+
+    def _weight_gradient(self, planned: _Planned, received: list[Tensor]) -> Sequence[Tensor]:
+        stage, m = planned.action.stage, planned.action.micro_batch
+        self._stages[stage].backward.of_weights(self._put_off.pop((stage, m)))
+        return []
+
+    def _let_go(self, action: Action, received: list[Tensor]) -> tuple[_InFlight, list[Tensor]]:
+        """Return what is held of the micro-batch, from now on in flight no more, and a gradient for each root."""
+        stage, m = action.stage, action.micro_batch
+        held = self._in_flight.pop((stage, m))
+        gradients = [self._weights[m]] if stage == self._last_stage else received
+        if len(held.roots) > len(gradients):  # the last root is that of an auxiliary loss
+            gradients = [*gradients, self._shares[m]]
+        return held, gradients
+
+    def _optimizer_step(self, planned: _Planned, received: list[Tensor]) -> Sequence[Tensor]:
         optimizer = self._optimizers.get(planned.action.stage)
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        return []
 
 
-def _plan(
-    schedule: Schedule, rank: int, boundary_specs: Mapping[int, Sequence[TensorSpec]]
-) -> tuple[Sequence[_Post], list[_Planned]]:
+def _gradients_of(held: _InFlight) -> list[Tensor]:
+    """Return the gradients of a stage's inputs, zeros for those that nothing depended on."""
+    gradients = []
+    for tensor in held.inputs:
+        if tensor.requires_grad:
+            gradients.append(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
+            tensor.grad = None
+    return gradients
+
+
+def _plan(schedule: Schedule, rank: int, bundles: Bundles) -> tuple[Sequence[_Post], list[_Planned]]:
     """Return what is posted before the first action, and the actions."""
+    messages = _messages(schedule, rank, bundles)
     position = {action: index for row in schedule.rows for index, action in enumerate(row)}
-    received = {}
-    sent = {}
-    for tag, transfer in enumerate(schedule.transfers()):
-        if transfer.target_rank == rank:
-            received[transfer.consumer] = (tag, transfer)
-        if transfer.source_rank == rank:
-            sent[transfer.producer] = (tag, transfer)
-    posted_at_first, posts = _posts(schedule, rank, boundary_specs)
-    unsettled: list[tuple[int, Transfer]] = []
+    received, sent = defaultdict[Action, list[_Message]](list), defaultdict[Action, list[_Message]](list)
+    for message in messages:
+        if schedule.rank_of(message.consumer) == rank:
+            received[message.consumer].append(message)
+        if schedule.rank_of(message.producer) == rank:
+            sent[message.producer].append(message)
+    for leaving in sent.values():
+        leaving.sort(key=lambda message: _turn(schedule, message))
+    posted_at_first, posts = _posts(schedule, rank, messages)
+    unsettled: list[_Message] = []
     plan = []
     for action, code in zip(schedule.rows[rank], schedule.rows[rank].codes.tolist(), strict=True):
-        receive_tag, settled = None, []
-        if action in received:
-            receive_tag, arrival = received[action]
-            # The sender made this tensor after it had used what we sent it for earlier actions of its row.
-            settled = [
-                (tag, transfer)
-                for tag, transfer in unsettled
-                if transfer.target_rank == arrival.source_rank
-                and position[transfer.consumer] < position[arrival.producer]
-            ]
-            unsettled = [entry for entry in unsettled if entry not in settled]
-        send_tag, send = sent.get(action, (None, None))
-        if send is not None and send_tag is not None:
-            unsettled.append((send_tag, send))
+        # Each sender made its tensor after it had used what we sent it for earlier actions of its row.
+        arrived = {each.transfer.source_rank: each for each in received[action] if each.transfer is not None}
+        settled, waiting = list[int](), list[_Message]()
+        for message in unsettled:
+            arrival = arrived.get(schedule.rank_of(message.consumer))
+            if arrival is not None and position[message.consumer] < position[arrival.producer]:
+                settled += message.tags
+            else:
+                waiting.append(message)
+        unsettled = waiting + [message for message in sent[action] if message.transfer is not None]
         plan.append(
             _Planned(
                 action=action,
                 code=code,
-                source=_tensor_source(schedule, action),
                 recomputed=schedule.runs(Op.RECOMPUTE, action.stage, action.micro_batch),
-                receive_tag=receive_tag,
+                arriving=tuple(bundles[edge][action.micro_batch] for edge in _edges_into(schedule, action)),
+                leaving=tuple(bundles[edge][action.micro_batch] for edge in _edges_out_of(schedule, action)),
+                received=tuple(received[action]),
+                waits=bool(arrived),
                 posts=tuple(posts.get(action, ())),
-                settled=tuple(tag for tag, _ in settled),
-                send=send,
-                send_tag=send_tag,
+                settled=tuple(settled),
+                sent=tuple(sent[action]),
             )
         )
     return posted_at_first, plan
 
 
+def _edges_into(schedule: Schedule, action: Action) -> list[tuple[int, int]]:
+    if action.op not in (Op.FORWARD, Op.RECOMPUTE):
+        return []
+    return [(source, action.stage) for source in schedule.sources_of(action.stage) or [-1]]
+
+
+def _edges_out_of(schedule: Schedule, action: Action) -> list[tuple[int, int]]:
+    if action.op not in (Op.FORWARD, Op.RECOMPUTE):
+        return []
+    return [(action.stage, target) for target in schedule.targets_of(action.stage)]
+
+
+def _messages(schedule: Schedule, rank: int, bundles: Bundles) -> list[_Message]:
+    """Return what passes to and from this rank's actions, in the order in which the consumers stand in the rows.
+
+    What one action receives stands in the order of its stage's bundles, as its tensors do. Where no tensor of a bundle
+    takes a gradient, nothing comes back.
+    """
+    places = {(t.producer, t.consumer): (place, t) for place, t in enumerate(schedule.transfers())}
+    messages = []
+    for consumer in schedule:
+        for producer in schedule.dependencies(consumer):
+            if producer.stage == consumer.stage or rank not in (schedule.rank_of(producer), schedule.rank_of(consumer)):
+                continue
+            specs = specs_between(producer, consumer, bundles)
+            if len(specs) > TENSORS_PER_TRANSFER:
+                raise StageError(f"{producer} to {consumer}: {len(specs)} tensors, at most {TENSORS_PER_TRANSFER} can")
+            place, transfer = places.get((producer, consumer), (0, None))
+            tags = range(place * TENSORS_PER_TRANSFER, place * TENSORS_PER_TRANSFER + len(specs)) if transfer else ()
+            if specs:
+                messages.append(_Message(producer, consumer, specs, transfer, tuple(tags)))
+    return messages
+
+
+def specs_between(producer: Action, consumer: Action, bundles: Bundles) -> tuple[TensorSpec, ...]:
+    """Return the tensors that an action hands to one of another stage: a bundle, or the gradients that come back."""
+    if producer.stage < consumer.stage:
+        return bundles[producer.stage, consumer.stage][producer.micro_batch].tensors
+    return bundles[consumer.stage, producer.stage][producer.micro_batch].gradients
+
+
 def _posts(
-    schedule: Schedule, rank: int, boundary_specs: Mapping[int, Sequence[TensorSpec]]
+    schedule: Schedule, rank: int, messages: Sequence[_Message]
 ) -> tuple[list[_Post], dict[Action, list[_Post]]]:
     """Return the receives to post before the first action and before each one that receives.
 
@@ -290,51 +397,57 @@ def _posts(
     that the rank will need, or has needed, at its peak anyway: inputs while it holds fewer micro-batches than then,
     gradients in the place of micro-batches that are done.
     """
-    transfers = list(schedule.transfers())
-    incoming = _incoming(schedule, rank)
-    place_of = {transfers[tag].consumer: (source, i) for source, tags in incoming.items() for i, tag in enumerate(tags)}
+    incoming = _incoming(schedule, rank, messages)
+    needed = defaultdict[Action, dict[int, int]](dict)
+    for source, arriving in incoming.items():
+        for place, message in enumerate(arriving):
+            needed[message.consumer][source] = place + 1
     num_posted = dict.fromkeys(incoming, 0)
     most_in_flight = peak_in_flight(schedule)[rank]
     in_flight = num_done = 0
 
     def ahead(source: int, num_needed: int) -> Iterator[_Post]:
-        tags = incoming[source]
-        if num_posted[source] >= min(num_needed + RECEIVES_AHEAD // 2, len(tags)):
+        arriving = incoming[source]
+        if num_posted[source] >= min(num_needed + RECEIVES_AHEAD // 2, len(arriving)):
             return
         room = most_in_flight - in_flight
-        for place in range(num_posted[source], len(tags)):
-            transfer = transfers[tags[place]]
-            spare = room if transfer.consumer.op == Op.FORWARD else min(room, num_done)
+        for place in range(num_posted[source], len(arriving)):
+            message = arriving[place]
+            spare = room if message.consumer.op == Op.FORWARD else min(room, num_done)
             if place >= num_needed + max(RECEIVES_AHEAD, spare):
                 break
-            # What arrives is the consumer's input, or the gradient of the producer's input: the same spec.
-            stage = max(transfer.producer.stage, transfer.consumer.stage)
-            yield transfer, tags[place], boundary_specs[stage][transfer.producer.micro_batch]
+            assert message.transfer is not None
+            for tag, spec in zip(message.tags, message.specs, strict=True):
+                yield message.transfer, tag, spec
             num_posted[source] += 1
 
     at_first = [post for source in incoming for post in ahead(source, 0)]
     before: dict[Action, list[_Post]] = {}
     for action in schedule.rows[rank]:
-        if action in place_of:
-            source, place = place_of[action]
-            before[action] = list(ahead(source, place + 1))
+        if action in needed:
+            before[action] = [post for source, num in needed[action].items() for post in ahead(source, num)]
         in_flight += action.op == Op.FORWARD
         if action.op in (Op.BACKWARD, Op.INPUT_GRADIENT):
             in_flight, num_done = in_flight - 1, num_done + 1
     return at_first, before
 
 
-def _tensor_source(schedule: Schedule, action: Action) -> Action | None:
-    """Return the dependency on another stage, whose result is this action's tensor."""
-    others = [other for other in schedule.dependencies(action) if other.stage != action.stage]
-    return others[0] if others else None
-
-
-def _incoming(schedule: Schedule, rank: int) -> dict[int, list[int]]:
-    """Return for each source rank the tags it sends here, in the order of its row."""
+def _incoming(schedule: Schedule, rank: int, messages: Sequence[_Message]) -> dict[int, list[_Message]]:
+    """Return for each source rank the messages it sends here, in the order in which it does."""
     position = {action: index for row in schedule.rows for index, action in enumerate(row)}
-    incoming: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for tag, transfer in enumerate(schedule.transfers()):
-        if transfer.target_rank == rank:
-            incoming[transfer.source_rank].append((position[transfer.producer], tag))
-    return {source: [tag for _, tag in sorted(tags)] for source, tags in incoming.items()}
+    incoming = defaultdict[int, list[_Message]](list)
+    for message in messages:
+        if message.transfer is not None and message.transfer.target_rank == rank:
+            incoming[message.transfer.source_rank].append(message)
+    # An action sends to its stage's targets, or sources, in turn; where two live on one rank, in that order.
+    return {
+        source: sorted(arriving, key=lambda message: (position[message.producer], _turn(schedule, message)))
+        for source, arriving in incoming.items()
+    }
+
+
+def _turn(schedule: Schedule, message: _Message) -> int:
+    """Return which of its producer's messages this is."""
+    producer, consumer = message.producer.stage, message.consumer.stage
+    others = schedule.targets_of(producer) if consumer > producer else schedule.sources_of(producer)
+    return others.index(consumer)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from pipebench.data.batch import MiniBatch
-from pipebench.engine.executor import Executor, StepOutcome
-from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.engine.executor import Executor, StepOutcome, specs_between
+from pipebench.engine.stage import Bundles, Stage
 from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
 from pipebench.engine.whereabouts import Whereabouts
@@ -20,7 +20,7 @@ MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 class Pipeline:
     """One rank of the built-in engine; `stages` are the rank's own by their number in the model.
 
-    `boundary_specs[s]` describes the tensor between stages s-1 and s for each micro-batch.
+    `bundles` say what passes between each of them and its sources and targets.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Pipeline:
         schedule: Schedule,
         rank: int,
         stages: Mapping[int, Stage],
-        boundary_specs: Mapping[int, Sequence[TensorSpec]],
+        bundles: Bundles,
         make_optimizer: MakeOptimizer,
         transport: Transport,
         stopwatch: Stopwatch,
@@ -38,19 +38,26 @@ class Pipeline:
         optimizers = {number: make_optimizer(own) for number, own in parameters.items() if own}
         self.optimizers = list(optimizers.values())
         trained, around = with_optimizer(schedule), (transport, stopwatch, whereabouts)
-        self._train = Executor(trained, rank, stages, boundary_specs, optimizers, *around)
-        self._accumulate = Executor(schedule, rank, stages, boundary_specs, {}, *around)
+        self._train = Executor(trained, rank, stages, bundles, optimizers, *around)
+        self._accumulate = Executor(schedule, rank, stages, bundles, {}, *around)
         self.layers = layers_of(stages)
+        self._stages = list(stages.values())
         self._transport = transport
-        self.sent_bytes: int | None = sent_between_stages(schedule, rank, boundary_specs)
+        self.sent_bytes: int | None = sent_between_stages(schedule, rank, bundles)
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Run one whole step: gradients and update."""
-        return self._train.run_step(step, batch.inputs, batch.targets, len(batch.inputs))
+        outcome = self._train.run_step(step, batch.inputs, batch.targets, len(batch))
+        for stage in self._stages:
+            stage.batch_norms.commit()
+        return outcome
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Add one mini-batch's gradients to `.grad` and leave the weights alone."""
-        return self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch.inputs))
+        outcome = self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch))
+        for stage in self._stages:
+            stage.batch_norms.forget()
+        return outcome
 
     def gradients(self) -> dict[int, list[Tensor]]:
         return gradients_of(self.layers)
@@ -73,10 +80,7 @@ def gradients_of(layers: Mapping[int, nn.Module]) -> dict[int, list[Tensor]]:
     }
 
 
-def sent_between_stages(schedule: Schedule, rank: int, boundary_specs: Mapping[int, Sequence[TensorSpec]]) -> int:
+def sent_between_stages(schedule: Schedule, rank: int, bundles: Bundles) -> int:
     """Return the bytes that a rank sends in one step when it sends what its rows ask for and nothing else."""
-    return sum(
-        boundary_specs[max(transfer.producer.stage, transfer.consumer.stage)][transfer.producer.micro_batch].num_bytes
-        for transfer in schedule.transfers()
-        if transfer.source_rank == rank
-    )
+    sent = (specs_between(t.producer, t.consumer, bundles) for t in schedule.transfers() if t.source_rank == rank)
+    return sum(spec.num_bytes for specs in sent for spec in specs)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.stage import default_generator
-from pipebench.layer import run_layer, take_auxiliary_loss, with_auxiliary_loss
+from pipebench.layer import declared_by, run_layer, take_auxiliary_loss
 from pipebench.models.layers import LayerSequence, build_layers
 from pipebench.seeds import Purpose, seed_of
 
@@ -37,6 +37,7 @@ def plain_gradients(
     No engine code: a loop over micro-batches and layers, each loss weighted by its share of what is counted.
     """
     layers = [layer.to(device) for layer in build_layers(model, range(model.num_layers), seed)]
+    declared = [declared_by(layer) for layer in layers]
     pieces = batch.split(micro_batch_sizes(len(batch), num_micro_batches))
     counts = [model.count(piece.targets) for piece in pieces]
     generator = default_generator(device)
@@ -45,8 +46,8 @@ def plain_gradients(
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
             for index, layer in enumerate(layers):
                 generator.manual_seed(seed_of(seed, Purpose.DROPOUT, step, micro_batch, index))
-                value = run_layer(layer, value, kept)
-                added = take_auxiliary_loss(with_auxiliary_loss(layer))
+                value = run_layer(layer, declared[index], value, kept)
+                added = take_auxiliary_loss(declared[index])
                 if added is not None:
                     auxiliary.append(added * (len(piece) / len(batch)))
             if count:

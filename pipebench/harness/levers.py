@@ -4,7 +4,7 @@ They run in a worker, a process that measures one point and ends, so a part put 
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipebench.engine import backward, executor, stage
-from pipebench.engine.stage import Stage
+from pipebench.engine.stage import Stage, StageOutput
 from pipebench.harness import setting, worker
 from pipebench.harness.jobs import RankJob
 from pipebench.harness.launch import Report
 from pipebench.harness.worker import OPTIMIZERS, measure_rank
 from pipebench.record import RankRecord
 from pipebench.schedule.action import Row
+from pipebench.values import Value
 
 Measured = tuple[RankRecord, Row]
 
@@ -61,9 +62,10 @@ def plain_optimizer(job: RankJob, report: Report) -> Measured:
 
 
 def public_backward(job: RankJob, report: Report) -> Measured:
-    def run_whole(root: backward.Root, gradient: Tensor) -> None:
-        if root is not None:
-            torch.autograd.backward(root, gradient)
+    def run_whole(roots: Sequence[backward.Root], gradients: Sequence[Tensor]) -> None:
+        for root, gradient in zip(roots, gradients, strict=True):
+            if root is not None:
+                torch.autograd.backward(root, gradient)
 
     vars(executor)["run_whole"] = run_whole
     return measure_rank(job, report)
@@ -79,14 +81,16 @@ def compiled_layers(job: RankJob, report: Report) -> Measured:
     import torch._inductor.config  # seconds
 
     torch._inductor.config.fallback_random = True
-    plain = Stage.forward
+    plain = Stage.run
 
-    def forward(self: Stage, x: Tensor, step: int, micro_batch: int) -> Tensor:
+    def run(
+        self: Stage, value: Value, kept: dict[str, Tensor], step: int, micro_batch: int, again: bool
+    ) -> StageOutput:
         if self._layers and self._layers[0] is self.module[0]:
             self._layers = [cast(nn.Module, torch.compile(layer)) for layer in self._layers]
-        return plain(self, x, step, micro_batch)
+        return plain(self, value, kept, step, micro_batch, again)
 
-    Stage.forward = forward  # type: ignore[method-assign]
+    Stage.run = run  # type: ignore[method-assign]
     return measure_rank(job, report)
 
 

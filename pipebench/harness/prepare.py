@@ -6,8 +6,9 @@ from pipebench.config import RunConfig, limit_in_pipelines, num_stages_of
 from pipebench.costs import Profile, stage_activations, stage_costs, transfer_times
 from pipebench.engine.partition import split_by_cost, split_uniformly
 from pipebench.errors import LimitError
+from pipebench.record import far_skips
 from pipebench.schedule.action import Schedule
-from pipebench.schedule.builders import Recompute, with_recompute
+from pipebench.schedule.builders import Recompute, with_recompute, with_skips
 from pipebench.schedule.catalogue import ZB_AUTO, build
 from pipebench.schedule.memory import StageActivations
 from pipebench.schedule.search import Found, search
@@ -30,7 +31,8 @@ def prepare(config: RunConfig, profile: Profile) -> Prepared:
     if config.schedule == ZB_AUTO:
         return _searched(config, profile)
     [num_stages] = num_stages_of(config)
-    return Prepared(partition(config, profile, num_stages), schedule_of(config))
+    counts = partition(config, profile, num_stages)
+    return Prepared(counts, with_skips(schedule_of(config), far_skips(profile.layers, counts)))
 
 
 def schedule_of(config: RunConfig) -> Schedule:
@@ -74,7 +76,7 @@ def _searched(config: RunConfig, profile: Profile) -> Prepared:
     )
     if rival.best_known:
         message += f"; best hand-written: {rival.best_known} {rival.best_known_s * 1e3:.1f} ms"
-    return Prepared(counts, best.schedule, message)
+    return Prepared(counts, with_skips(best.schedule, far_skips(profile.layers, counts)), message)
 
 
 def _search(config: RunConfig, profile: Profile, counts: list[int]) -> Found:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -10,15 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from pipebench.data import batches
-from pipebench.engine.backward import QueuedBackward
-from pipebench.engine.stage import Stage
+from pipebench.data.batch import MiniBatch
+from pipebench.engine.backward import QueuedBackward, Root
+from pipebench.engine.stage import Loss, Stage
 from pipebench.harness.jobs import ProfileJob, WeighJob
 from pipebench.harness.launch import Progress, Report
 from pipebench.harness.setting import autocast_of, claim_cores
+from pipebench.layer import declared_by
 from pipebench.linear import WeightQueue, adopt
 from pipebench.models import layer_sequence
-from pipebench.models.layers import build_layers
+from pipebench.models.layers import build_layers, layout_of
 from pipebench.record import LayerProfile
+from pipebench.values import Value, tensors_of
 
 _ROUNDS = (3, 9)
 """Fewest and most timed rounds; as many as fit `_BUDGET_S`."""
@@ -50,15 +53,18 @@ def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
     device = claim_cores(job.config, job.cores, local_rank=0)
     report(Progress("profiling layers"))
     model = layer_sequence(job.config.model)
+    loss, seed = Loss(model.loss, model.count), job.config.seed
     stages = []
-    for index, layer in enumerate(build_layers(model, range(model.num_layers), job.config.seed)):
-        stages.append(Stage([layer], index, job.config.seed, device, autocast_of(job.config), model.loss))
+    for index, layer in enumerate(build_layers(model, range(model.num_layers), seed)):
+        is_last = index == model.num_layers - 1
+        stages.append(Stage([layer], index, seed, device, autocast_of(job.config), loss if is_last else None))
         stages[-1].module.to("cpu")
     batch = batches(job.config)(0).to(str(device))
-    inputs, targets = batch.inputs[: job.num_samples], batch.targets[: job.num_samples]
-    saved = _saved_bytes(stages, inputs, targets)
-    rounds = _timed_rounds(stages, inputs, targets) if job.timed else []
+    [micro_batch, *_] = batch.split([job.num_samples, len(batch) - job.num_samples])
+    saved = _saved_bytes(stages, micro_batch)
+    rounds = _timed_rounds(stages, micro_batch) if job.timed else []
     layers = list(zip(*rounds, strict=True))
+    skips = layout_of(model).skips
     return LayerProfile(
         num_samples=job.num_samples,
         names=[type(stage.module[0]).__name__ for stage in stages],
@@ -67,58 +73,105 @@ def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
         input_s=[median(times.input_s for times in layer) for layer in layers],
         weight_s=[median(times.weight_s for times in layer) for layer in layers],
         parameter_bytes=[sum(p.nbytes for p in stage.module.parameters()) for stage in stages],
-        saved_bytes=[size for size, _, _, _ in saved],
-        put_off_bytes=[size for _, _, _, size in saved],
-        input_bytes=[size for _, size, _, _ in saved],
-        saves_input=[kept for _, _, kept, _ in saved],
+        saved_bytes=[kept.saved_bytes for kept in saved],
+        put_off_bytes=[kept.put_off_bytes for kept in saved],
+        input_bytes=[kept.input_bytes for kept in saved],
+        saves_input=[kept.saves_input for kept in saved],
+        skips=[[skip.source, skip.target, saved[skip.target].popped_bytes[skip.name]] for skip in skips],
     )
 
 
-def _timed_rounds(stages: list[Stage], inputs: Tensor, targets: Tensor) -> list[list[_LayerTimes]]:
-    _time_round(stages, inputs, targets)
+@dataclass(slots=True)
+class _Travelling:
+    """What the layers hand on: a value, detached from the layer that made it, and the skips on their way."""
+
+    value: Value
+    kept: dict[str, Tensor]
+
+    def arrives(self, stage: Stage) -> "_Travelling":
+        """Take away what the stage's layer is called with."""
+        popped = {name: _leaf(self.kept.pop(name)) for name in declared_by(stage.module[0]).pops}
+        value = self.value
+        return _Travelling(_leaf(value) if isinstance(value, Tensor) else tuple(map(_leaf, value)), popped)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*tensors_of(self.value), *self.kept.values()]
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _walk(stages: list[Stage], micro_batch: MiniBatch) -> Iterator[tuple[Stage, "_Pass"]]:
+    """Yield each layer, on its device, with what it is to be run on; only one layer is there at a time."""
+    travelling = _Travelling(micro_batch.inputs, {})
+    for stage in stages:
+        stage.module.to(stage.device)
+        one = _Pass(stage, travelling.arrives(stage), micro_batch.targets)
+        yield stage, one
+        stage.module.zero_grad(set_to_none=True)
+        stage.module.to("cpu")
+        travelling = _Travelling(one.value, {**travelling.kept, **one.stashed})
+
+
+class _Pass:
+    """One layer's forward on what arrives, any number of times."""
+
+    def __init__(self, stage: Stage, arrived: _Travelling, targets: Value) -> None:
+        self.stage = stage
+        self.arrived = arrived
+        self.targets = targets
+        self.value: Value = ()
+        self.stashed: dict[str, Tensor] = {}
+
+    def forward(self) -> list[Tensor]:
+        """Return all that a gradient may come back to: the last layer's is the loss."""
+        output = self.stage.run(self.arrived.value, dict(self.arrived.kept), 0, 0, again=False)
+        self.value, self.stashed = output.value, output.kept
+        if self.stage.loss is not None:
+            self.value = self.stage.loss_of(output.value, self.targets)
+        outputs = [*tensors_of(self.value), *self.stashed.values()]
+        if output.auxiliary is not None:
+            outputs.append(output.auxiliary)
+        return [tensor for tensor in outputs if tensor.requires_grad]
+
+
+def _timed_rounds(stages: list[Stage], micro_batch: MiniBatch) -> list[list[_LayerTimes]]:
+    _time_round(stages, micro_batch)
     rounds: list[list[_LayerTimes]] = []
     began = time.perf_counter()
     while len(rounds) < _ROUNDS[0] or (len(rounds) < _ROUNDS[1] and time.perf_counter() - began < _BUDGET_S):
-        rounds.append(_time_round(stages, inputs, targets))
+        rounds.append(_time_round(stages, micro_batch))
     return rounds
 
 
-def _time_round(stages: list[Stage], x: Tensor, targets: Tensor) -> list[_LayerTimes]:
-    """Run every layer forward and at once backward, whole and split; only one layer is on the device at a time."""
-    times = []
-    for index, stage in enumerate(stages):
-        stage.module.to(stage.device)
-        target = targets if index == len(stages) - 1 else None
-        forward_s, output, backward_s = _time_whole(stage, x, target)
-        times.append(_LayerTimes(forward_s, backward_s, *_time_split(stage, x, target)))
-        stage.module.zero_grad(set_to_none=True)
-        stage.module.to("cpu")
-        x = output
-    return times
+def _time_round(stages: list[Stage], micro_batch: MiniBatch) -> list[_LayerTimes]:
+    """Run every layer forward and at once backward, split and whole."""
+    return [_LayerTimes(*_time_whole(one), *_time_split(one)) for _, one in _walk(stages, micro_batch)]
 
 
-def _time_whole(stage: Stage, x: Tensor, target: Tensor | None) -> tuple[float, Tensor, float]:
-    x = x.detach().requires_grad_(x.is_floating_point())
-    began = _now(stage.device)
-    output = _forward(stage, x, target)
-    forward_s = _now(stage.device) - began
-    gradient = torch.ones_like(output)
-    began = _now(stage.device)
-    torch.autograd.backward([output], [gradient])
-    return forward_s, output, _now(stage.device) - began
+def _time_whole(one: _Pass) -> tuple[float, float]:
+    began = _now(one.stage.device)
+    outputs = one.forward()
+    forward_s = _now(one.stage.device) - began
+    gradients = _ones(outputs)
+    began = _now(one.stage.device)
+    if outputs:
+        torch.autograd.backward(outputs, gradients)
+    return forward_s, _now(one.stage.device) - began
 
 
-def _time_split(stage: Stage, x: Tensor, target: Tensor | None) -> tuple[float, float]:
+def _time_split(one: _Pass) -> tuple[float, float]:
     """Return the seconds of the input's and of the weights' part, as in a stage that has linear layers."""
-    with _queued(stage) as split:
-        x = x.detach().requires_grad_(x.is_floating_point())
-        output = _forward(stage, x, target)
-        gradient = torch.ones_like(output)
-        began = _now(stage.device)
-        put_off = split.of_input(split.root_of(output), x, gradient)
-        of_input = _now(stage.device)
+    with _queued(one.stage) as split:
+        outputs = one.forward()
+        gradients, roots = _ones(outputs), _roots(split, outputs)
+        began = _now(one.stage.device)
+        put_off = split.of_input(roots, one.arrived.tensors, gradients)
+        of_input = _now(one.stage.device)
         split.of_weights(put_off)
-        return of_input - began, _now(stage.device) - of_input
+        return of_input - began, _now(one.stage.device) - of_input
 
 
 @contextlib.contextmanager
@@ -129,9 +182,12 @@ def _queued(stage: Stage) -> Iterator[QueuedBackward]:
     adopt(stage.module, None)
 
 
-def _forward(stage: Stage, x: Tensor, target: Tensor | None) -> Tensor:
-    output = stage.forward(x, step=0, micro_batch=0)
-    return output if target is None else stage.loss_of(output, target)
+def _ones(outputs: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.ones_like(output) for output in outputs]
+
+
+def _roots(split: QueuedBackward, outputs: Sequence[Tensor]) -> list[Root]:
+    return [split.root_of(output) for output in outputs]
 
 
 def _now(device: torch.device) -> float:
@@ -140,37 +196,48 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _saved_bytes(stages: list[Stage], x: Tensor, targets: Tensor) -> list[tuple[int, int, bool, int]]:
-    """Return for each layer the bytes it saves besides its input, its input's bytes, whether it saves that, and the
-    bytes it keeps between the two parts of a split backward."""
-    found = []
-    for index, stage in enumerate(stages):
-        x = x.detach().requires_grad_(x.is_floating_point())
-        stage.module.to(stage.device)
-        target = targets if index == len(stages) - 1 else None
-        storages: dict[int, int] = {}
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """Bytes of one layer: what it saves besides its inputs, its value's and whether it saves that, what it keeps
+    between the two parts of a split backward, and each skip's that it pops."""
 
-        def note(tensor: Tensor, storages: dict[int, int] = storages) -> Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            output = _forward(stage, x, target)
-        for parameter in stage.module.parameters():
-            storages.pop(parameter.untyped_storage().data_ptr(), None)
-        storages.pop(targets.untyped_storage().data_ptr(), None)
-        kept = storages.pop(x.untyped_storage().data_ptr(), None) is not None
-        found.append((sum(storages.values()), x.numel() * x.element_size(), kept, _put_off_bytes(stage, x, target)))
-        stage.module.zero_grad(set_to_none=True)
-        stage.module.to("cpu")
-        x = output
-    return found
+    saved_bytes: int
+    input_bytes: int
+    saves_input: bool
+    put_off_bytes: int
+    popped_bytes: dict[str, int]
 
 
-def _put_off_bytes(stage: Stage, x: Tensor, target: Tensor | None) -> int:
-    with _queued(stage) as split:
-        output = _forward(stage, x, target)
-        put_off = split.of_input(split.root_of(output), x, torch.ones_like(output))
+def _saved_bytes(stages: list[Stage], micro_batch: MiniBatch) -> list[_Saved]:
+    return [_saved_by(one) for _, one in _walk(stages, micro_batch)]
+
+
+def _saved_by(one: _Pass) -> _Saved:
+    storages: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        one.forward()
+    for known in (*one.stage.module.parameters(), *one.stage.module.buffers(), *tensors_of(one.targets)):
+        storages.pop(known.untyped_storage().data_ptr(), None)
+    values = tensors_of(one.arrived.value)
+    kept = [storages.pop(tensor.untyped_storage().data_ptr(), None) is not None for tensor in one.arrived.tensors]
+    return _Saved(
+        saved_bytes=sum(storages.values()),
+        input_bytes=sum(tensor.nbytes for tensor in values),
+        saves_input=any(kept[: len(values)]),
+        put_off_bytes=_put_off_bytes(one),
+        popped_bytes={name: tensor.nbytes for name, tensor in one.arrived.kept.items()},
+    )
+
+
+def _put_off_bytes(one: _Pass) -> int:
+    with _queued(one.stage) as split:
+        outputs = one.forward()
+        put_off = split.of_input(_roots(split, outputs), one.arrived.tensors, _ones(outputs))
         storages = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for p in put_off for t in (p.x, p.gradient)
         }

@@ -44,7 +44,7 @@ from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json
 from pipebench.render import chrome_trace
 from pipebench.rows import COMPARABLE, FAILED, largest_gradient_error, median_step
 from pipebench.schedule.action import Op, Row, Schedule
-from pipebench.schedule.builders import with_optimizer
+from pipebench.schedule.builders import with_optimizer, with_skips
 from pipebench.schedule.catalogue import ZB_AUTO
 from pipebench.schedule.simulate import Link
 
@@ -264,10 +264,10 @@ def _prepared_from(result: RunResult) -> Prepared:
     """Return the cut and the rows asked for; only this project's engine surely ran those it was asked for."""
     config = result.config
     if config.engine != "pipebench":
-        return Prepared(result.layers_per_stage, schedule_of(config))
+        return Prepared(result.layers_per_stage, with_skips(schedule_of(config), result.schedule.skips))
     rows = tuple(tuple(action for action in row if action.op is not Op.OPTIMIZER) for row in result.schedule.rows)
     message = result.message if result.status in COMPARABLE else ""
-    return Prepared(result.layers_per_stage, Schedule(config.schedule, rows), message)
+    return Prepared(result.layers_per_stage, Schedule(config.schedule, rows, result.schedule.skips), message)
 
 
 def ends_the_sweep(result: RunResult) -> bool:

@@ -19,7 +19,7 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import ConfigError
 from pipebench.harness.jobs import VetJob, Vetted
 from pipebench.harness.launch import Progress, Report
-from pipebench.layer import popped_by, stashed_by
+from pipebench.layer import declared_by
 from pipebench.models import layer_sequence
 from pipebench.models.custom import all_layers
 from pipebench.models.hf import with_defaults
@@ -91,9 +91,10 @@ def _through(layers: Sequence[nn.Module], value: Value, num_samples: int) -> Val
     kept: dict[str, Tensor] = {}
     with torch.no_grad():
         for index, layer in enumerate(layers):
-            result = _result_of(index, layer, (value, *(kept.pop(name) for name in popped_by(layer))))
+            declared = declared_by(layer)
+            result = _result_of(index, layer, (value, *(kept.pop(name) for name in declared.pops)))
             who = f"layer {index} ({type(layer).__name__})"
-            value = _value_of(who, result, stashed_by(layer), kept)
+            value = _value_of(who, result, declared.stashes, kept)
             for tensor in (*tensors_of(value), *kept.values()):
                 if tensor.dim() == 0 or len(tensor) != num_samples:
                     raise ConfigError(
@@ -109,7 +110,7 @@ def _value_of(who: str, result: object, stashed: Sequence[str], kept: dict[str, 
         if not isinstance(result, tuple) or len(result) != 1 + len(stashed):
             raise ConfigError(
                 f"{who} returns {told(result)}: expected a tuple of its value and of a tensor for each of "
-                f"stash={tuple(stashed)}"
+                f"stashes={tuple(stashed)}"
             )
         result, *tensors = result
         kept.update(zip(stashed, tensors, strict=True))

@@ -9,6 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from pipebench.data import batches
 from pipebench.data.batch import MiniBatch
+from pipebench.engine.executor import specs_between
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.shared_memory import Room
-from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.engine.stage import Bundle, Bundles, Loss, Stage, TensorSpec
 from pipebench.engine.stopwatch import CudaStopwatch, HostStopwatch
 from pipebench.engine.transport import Transport
 from pipebench.engine.whereabouts import Whereabouts
@@ -31,12 +33,16 @@ from pipebench.harness.memory import measure_memory, peak_rss_bytes, reset_peaks
 from pipebench.harness.setting import autocast_of, claim_cores
 from pipebench.harness.wire import EMPTY_TENSOR, join_group, one_way_time, transport_between
 from pipebench.models import layer_sequence
-from pipebench.models.layers import LayerSequence, build_layers
+from pipebench.models.layers import LayerSequence, build_layers, layout_of, skips_between
 from pipebench.peers.abilities import follows_rows, num_processes
 from pipebench.peers.protocol import Engine, Parts
 from pipebench.peers.registry import build_engine
 from pipebench.record import RankRecord
 from pipebench.schedule.action import Row
+from pipebench.values import tensors_of
+
+OWN_LOOPS = ("pipebench", "single")
+"""Engines that commit batch norm's deferred statistics; the others know batch norm as plain PyTorch has it."""
 
 STEADY_WINDOW = 3
 STEADY_FRACTION = 0.02
@@ -87,7 +93,7 @@ def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
         warmup_step_s=warmup_s,
         step_s=step_s,
         steady=steady,
-        losses=run.losses,
+        losses=run.losses if rank == 0 else [],
         grad_rel_error=error,
         transfer_s=transfer_s,
         latency_s=latency_s,
@@ -147,7 +153,7 @@ class Bench:
         self._store = store
         self._whereabouts = whereabouts
         self._sizes = micro_batch_sizes(job.config.batch, job.config.micro)
-        self._boundary_specs: dict[int, list[TensorSpec]] = {}
+        self._bundles: Bundles = {}
 
     def build_engine(self, device: torch.device) -> tuple[Engine, Transport]:
         """Build the layers this process is to hold and the configured engine around them."""
@@ -159,29 +165,46 @@ class Bench:
         job = self._job
         pipelined = follows_rows(job.config)
         numbers = job.schedule.stages_of_rank(job.rank) if pipelined else range(job.schedule.num_stages)
-        stages = {number: self._build_stage(number, device) for number in numbers}
+        stages = self._build_stages(numbers, device)
         if pipelined:
-            self._boundary_specs = self._agree_on_boundaries(stages, str(device))
+            self._bundles = self._agree_on_bundles(stages, str(device))
         return Parts(
             job.config,
             job.schedule,
             job.rank,
             device,
             stages,
-            self._boundary_specs,
+            self._bundles,
             self._optimizer,
             self._transport(device),
             CudaStopwatch() if device.type == "cuda" else HostStopwatch(),
             self._whereabouts,
         )
 
-    def _build_stage(self, number: int, device: torch.device) -> Stage:
+    def _build_stages(self, numbers: Sequence[int], device: torch.device) -> dict[int, Stage]:
+        """Build stages; all at once, for parameters that are tied between them are one."""
+        job = self._job
+        first = [sum(job.layers_per_stage[:number]) for number in numbers]
+        spans = [range(begin, begin + job.layers_per_stage[n]) for begin, n in zip(first, numbers, strict=True)]
+        layers = iter(build_layers(self._model, [*itertools.chain(*spans)], job.config.seed))
+        return {
+            number: self._build_stage(number, list(itertools.islice(layers, len(span))), span.start, device)
+            for number, span in zip(numbers, spans, strict=True)
+        }
+
+    def _build_stage(self, number: int, layers: list[nn.Module], first: int, device: torch.device) -> Stage:
         job, config = self._job, self._job.config
-        first = sum(job.layers_per_stage[:number])
-        layers = build_layers(self._model, range(first, first + job.layers_per_stage[number]), config.seed)
-        loss = self._model.loss if number == job.schedule.num_stages - 1 else None
-        splits = job.schedule.splits_backward(number)
-        return Stage(layers, first, config.seed, device, autocast_of(config), loss, splits)
+        is_last = number == job.schedule.num_stages - 1
+        return Stage(
+            layers,
+            first,
+            config.seed,
+            device,
+            autocast_of(config),
+            Loss(self._model.loss, self._model.count) if is_last else None,
+            job.schedule.splits_backward(number),
+            config.batch_norm == "deferred" and config.engine in OWN_LOOPS,
+        )
 
     def gradient_error(self, engine: Engine, device: torch.device) -> float:
         """Return the largest relative gradient error of one mini-batch; see `gate`. Gradients are dropped.
@@ -194,7 +217,8 @@ class Bench:
             device = torch.device("cpu")
             engine, _ = self.build_engine(device)
         batch = self.mini_batch(0).to(str(device))
-        engine.accumulate(0, batch)
+        with _kept_buffers(engine):
+            engine.accumulate(0, batch)
         reference = None
         if job.rank == 0:
             reference = plain_gradients(self._model, batch, config.micro, config.seed, 0, device, autocast_of(config))
@@ -224,34 +248,50 @@ class Bench:
                 continue
             dist.barrier()
             if rank in (there, here):
-                sizes = (self._boundary_specs[stage][0], EMPTY_TENSOR)
+                [largest, *_] = sorted(self._bundles[stage - 1, stage][0].tensors, key=lambda spec: -spec.num_bytes)
+                sizes = (largest, EMPTY_TENSOR)
                 whole, empty = (one_way_time(transport, rank, here, there, spec) for spec in sizes)
                 if rank == here:
                     times[stage] = (whole, empty)
         return [whole for whole, _ in times.values()], [empty for _, empty in times.values()]
 
-    def _agree_on_boundaries(self, stages: Mapping[int, Stage], device: str) -> dict[int, list[TensorSpec]]:
-        """Learn the shapes around this rank's stages: a stage's owner works its output out and tells the others."""
+    def _agree_on_bundles(self, stages: Mapping[int, Stage], device: str) -> Bundles:
+        """Learn what passes around this rank's stages: whoever owns a stage works out what leaves it and tells."""
         distinct = sorted(set(self._sizes))
         place = [distinct.index(size) for size in self._sizes]
-        boundary_specs: dict[int, list[TensorSpec]] = {}
+        schedule, names = self._job.schedule, skips_between(layout_of(self._model), self._job.layers_per_stage)
+        bundles: dict[tuple[int, int], list[Bundle]] = {}
         for number, stage in sorted(stages.items()):
-            if number == 0:
-                inputs = self.mini_batch(0).inputs
-                into = [TensorSpec((size, *inputs.shape[1:]), inputs.dtype) for size in distinct]
-            else:
-                into = _specs_from(self._store.get(f"{device[:4]} boundary {number}"))
-            out = [stage.output_spec(spec) for spec in into]
-            self._store.set(f"{device[:4]} boundary {number + 1}", _specs_to_text(out))
-            boundary_specs[number] = [into[i] for i in place]
-            boundary_specs[number + 1] = [out[i] for i in place]
-        return boundary_specs
+            edges = [(source, number) for source in schedule.sources_of(number) or [-1]]
+            arriving = [self._told(edge, device) if number else self._arriving_first(distinct) for edge in edges]
+            leaving = [stage.output_specs(of_size) for of_size in zip(*arriving, strict=True)]
+            bundles |= dict(zip(edges, arriving, strict=True))
+            for target in schedule.targets_of(number) or [number + 1]:
+                edge = (number, target)
+                bundles[edge] = [whole.part(target == number + 1, names.get(edge, ())) for whole in leaving]
+                self._store.set(f"{device[:4]} bundle {edge}", _bundles_to_text(bundles[edge]))
+        return {edge: [of_size[i] for i in place] for edge, of_size in bundles.items()}
+
+    def _told(self, edge: tuple[int, int], device: str) -> list[Bundle]:
+        return _bundles_from(self._store.get(f"{device[:4]} bundle {edge}"))
+
+    def _arriving_first(self, sizes: Sequence[int]) -> list[Bundle]:
+        """Return what the mini-batch gives the first stage, for micro-batches of these sizes."""
+        inputs = self.mini_batch(0).inputs
+        return [
+            Bundle(
+                tuple(TensorSpec((size, *tensor.shape[1:]), tensor.dtype) for tensor in tensors_of(inputs)),
+                is_tuple=isinstance(inputs, tuple),
+            )
+            for size in sizes
+        ]
 
     def _transport(self, device: torch.device) -> Transport:
         """Return the way between ranks; other engines have their own, so theirs is the network's here."""
         job, config = self._job, self._job.config
         owners = job.schedule.stage_ranks if follows_rows(config) else ()
-        pairs = {(there, here) for there, here in itertools.pairwise(owners) if there != here}
+        joined = [*itertools.pairwise(range(len(owners))), *(job.schedule.skips if owners else ())]
+        pairs = {(owners[source], owners[target]) for source, target in joined if owners[source] != owners[target]}
         edges = sorted(pairs | {(here, there) for there, here in pairs})
         if config.engine != "pipebench":
             config = dataclasses.replace(config, transport="network")
@@ -263,9 +303,9 @@ class Bench:
         for transfer in self._job.schedule.transfers():
             edge = (transfer.source_rank, transfer.target_rank)
             if edge in sent:
-                boundary = max(transfer.producer.stage, transfer.consumer.stage)
-                sent[edge].append(self._boundary_specs[boundary][transfer.producer.micro_batch].num_bytes)
-        largest = {frozenset(edge): max([*sent[edge], *sent[edge[::-1]]]) for edge in sent}
+                specs = specs_between(transfer.producer, transfer.consumer, self._bundles)
+                sent[edge] += [spec.num_bytes for spec in specs]
+        largest = {frozenset(edge): max([*sent[edge], *sent[edge[::-1]], 1]) for edge in sent}
         return {edge: Room(max(1, len(sizes)), largest[frozenset(edge)]) for edge, sizes in sent.items()}
 
     def _optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
@@ -318,16 +358,16 @@ class Steps:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         own = time.perf_counter() - began
-        if outcome.loss is not None:
-            self.losses.append(outcome.loss)
-            if not math.isfinite(outcome.loss):
-                raise LossError(f"rank {dist.get_rank()}: the loss of step {self.step + 1} is {outcome.loss}")
+        slowest, loss = _together(own, outcome.loss)
+        if not math.isfinite(loss):
+            raise LossError(f"the loss of step {self.step + 1} is {loss}")
+        self.losses.append(loss)
         self.step += 1
         spans = outcome.spans()
         if not self.row:
             self.row = Row(span.action for span in spans)
         since_began = [(span.start_s - began, span.end_s - began, span.delay_s) for span in spans]
-        return _largest(own), own, since_began
+        return slowest, own, since_began
 
     def _agreed_start(self) -> float:
         """Return a moment soon after every rank is ready; the rank that begins the step waits for it.
@@ -348,6 +388,15 @@ def is_steady(step_s: list[float]) -> bool:
     before = statistics.median(step_s[-2 * STEADY_WINDOW : -STEADY_WINDOW])
     after = statistics.median(step_s[-STEADY_WINDOW:])
     return abs(after - before) < STEADY_FRACTION * before
+
+
+def _together(own_s: float, loss: float | None) -> tuple[float, float]:
+    """Return the slowest rank's seconds and the sum of all ranks' parts of the loss, the same on every rank."""
+    mine = [0.0] * dist.get_world_size()
+    mine[dist.get_rank()] = own_s
+    told = torch.tensor([*mine, loss or 0.0], dtype=torch.float64)
+    dist.all_reduce(told)
+    return float(told[:-1].max()), float(told[-1])
 
 
 def _largest(value: float) -> float:
@@ -382,9 +431,28 @@ def garbage_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _specs_to_text(specs: list[TensorSpec]) -> str:
-    return json.dumps([[list(spec.shape), str(spec.dtype).removeprefix("torch.")] for spec in specs])
+def _bundles_to_text(bundles: Sequence[Bundle]) -> str:
+    def told(specs: Sequence[TensorSpec]) -> list[Any]:
+        return [[spec.shape, str(spec.dtype).removeprefix("torch."), spec.requires_grad] for spec in specs]
+
+    return json.dumps([[told(each.value), each.is_tuple, each.names, told(each.kept)] for each in bundles])
 
 
-def _specs_from(text: bytes) -> list[TensorSpec]:
-    return [TensorSpec(tuple(shape), getattr(torch, dtype)) for shape, dtype in json.loads(text)]
+def _bundles_from(text: bytes) -> list[Bundle]:
+    def read(specs: list[Any]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(tuple(shape), getattr(torch, dtype), grad) for shape, dtype, grad in specs)
+
+    return [
+        Bundle(read(value), is_tuple, tuple(names), read(kept)) for value, is_tuple, names, kept in json.loads(text)
+    ]
+
+
+@contextlib.contextmanager
+def _kept_buffers(engine: Engine) -> Iterator[None]:
+    """Put back what a step that only adds gradients up does to buffers, such as running statistics."""
+    buffers = [buffer for layer in engine.layers.values() for buffer in layer.buffers()]
+    before = [buffer.clone() for buffer in buffers]
+    yield
+    with torch.no_grad():
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)

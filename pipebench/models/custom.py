@@ -13,7 +13,7 @@ from torch import nn
 
 from pipebench.config import CustomConfig
 from pipebench.errors import ConfigError
-from pipebench.layer import tied_by
+from pipebench.layer import declared_by
 from pipebench.models.layers import LayerSequence
 from pipebench.models.losses import loss_named
 from pipebench.seeds import Purpose, seed_of
@@ -81,10 +81,10 @@ def _refuse_shared(layers: Sequence[nn.Module]) -> None:
     for index, layer in enumerate(layers):
         for name, tensor in layer.state_dict(keep_vars=True).items():
             other, others_name = seen.setdefault(id(tensor), (index, name))
-            tie = tied_by(layer).get(name)
-            if other != index and (tie is None or tie != tied_by(layers[other]).get(others_name)):
+            tie = declared_by(layer).ties.get(name)
+            if other != index and (tie is None or tie != declared_by(layers[other]).ties.get(others_name)):
                 raise ConfigError(
                     f"layer {index} ({type(layer).__name__}): its {name!r} is {others_name!r} of layer {other} "
-                    f"({type(layers[other]).__name__}) as well: expected tie = {{{name!r}: 'a name'}} on the one and "
+                    f"({type(layers[other]).__name__}) as well: expected ties = {{{name!r}: 'a name'}} on the one and "
                     f"{{{others_name!r}: 'a name'}} on the other, or a layer of its own"
                 )

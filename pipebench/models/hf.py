@@ -24,7 +24,7 @@ from pipebench.target import told
 class Gpt2Embedding(nn.Module):
     """Token plus learned position embedding."""
 
-    tie = {"wte.weight": "embedding"}  # noqa: RUF012
+    ties = {"wte.weight": "embedding"}  # noqa: RUF012
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Gpt2Block(nn.Module):
 class Gpt2Head(nn.Module):
     """Final norm and the embedding's transpose."""
 
-    tie = {"lm_head.weight": "embedding"}  # noqa: RUF012
+    ties = {"lm_head.weight": "embedding"}  # noqa: RUF012
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipebench.errors import ConfigError
-from pipebench.layer import popped_by, stashed_by, tied_by, with_auxiliary_loss
+from pipebench.layer import declared_by
 from pipebench.seeds import Purpose, seed_of
 from pipebench.values import Value, num_samples
 
@@ -74,7 +74,7 @@ def one_by_one(makers: Iterable[Callable[[], nn.Module]]) -> Callable[[Sequence[
 
 
 def build_layers(model: LayerSequence, indices: Sequence[int], seed: int) -> list[nn.Module]:
-    """Build the layers at `indices`; tied parameters among them are one object, with their first place's values."""
+    """Build the layers at `indices`; tied parameters among them are one object, valued as at their first place."""
     ties = [tie for tie in layout_of(model).ties if any(layer in indices for layer, _ in tie.places)]
     wanted = sorted({*indices, *(tie.places[0][0] for tie in ties)})
     layers = dict(zip(wanted, model.build(wanted, seed), strict=True))
@@ -96,18 +96,29 @@ def layout_of(model: LayerSequence) -> Layout:
         tuple(type(layer).__name__ for layer in layers),
         _skips(layers),
         _ties(layers),
-        tuple(bool(with_auxiliary_loss(layer)) for layer in layers),
+        tuple(bool(declared_by(layer).adding) for layer in layers),
     )
+
+
+def skips_between(layout: Layout, layers_per_stage: Sequence[int]) -> dict[tuple[int, int], tuple[str, ...]]:
+    """Return the names of the skips that pass from one stage to another, by the pair of them."""
+    stage_of = [stage for stage, count in enumerate(layers_per_stage) for _ in range(count)]
+    between: dict[tuple[int, int], tuple[str, ...]] = {}
+    for skip in layout.skips:
+        edge = (stage_of[skip.source], stage_of[skip.target])
+        if edge[0] != edge[1]:
+            between[edge] = (*between.get(edge, ()), skip.name)
+    return between
 
 
 def _skips(layers: Sequence[nn.Module]) -> tuple[Skip, ...]:
     skips, waiting = list[Skip](), dict[str, int]()
     for index, layer in enumerate(layers):
-        for name in popped_by(layer):
+        for name in declared_by(layer).pops:
             if name not in waiting:
                 raise ConfigError(f"{_told(index, layer)} pops {name!r}: expected an earlier layer that stashes it")
             skips.append(Skip(name, waiting.pop(name), index))
-        for name in stashed_by(layer):
+        for name in declared_by(layer).stashes:
             if name in waiting:
                 raise ConfigError(
                     f"{_told(index, layer)} stashes {name!r}, as layer {waiting[name]} does: expected another name, "
@@ -123,7 +134,7 @@ def _skips(layers: Sequence[nn.Module]) -> tuple[Skip, ...]:
 def _ties(layers: Sequence[nn.Module]) -> tuple[Tie, ...]:
     places: dict[str, list[tuple[int, str]]] = {}
     for index, layer in enumerate(layers):
-        for parameter, name in tied_by(layer).items():
+        for parameter, name in declared_by(layer).ties.items():
             if parameter not in dict(layer.named_parameters(remove_duplicate=False)):
                 raise ConfigError(f"{_told(index, layer)} ties {parameter!r}: expected the name of its parameter")
             places.setdefault(name, []).append((index, parameter))

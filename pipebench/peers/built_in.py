@@ -9,7 +9,7 @@ def build(parts: Parts) -> Pipeline:
         parts.schedule,
         parts.rank,
         parts.stages,
-        parts.boundary_specs,
+        parts.bundles,
         parts.make_optimizer,
         parts.transport,
         parts.stopwatch,

@@ -15,7 +15,7 @@ from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import gradients_of, layers_of
 from pipebench.peers.protocol import Parts
-from pipebench.peers.whole_model import WholeModel, micro_batches_of_rank, summed_over_ranks
+from pipebench.peers.whole_model import WholeModel, count_of, micro_batches_of_rank, summed_over_ranks
 
 
 class DataParallel:
@@ -31,6 +31,7 @@ class DataParallel:
     def __init__(self, parts: Parts) -> None:
         self.layers = layers_of(parts.stages)
         self._config, self._rank = parts.config, parts.rank
+        self._count = count_of(parts.stages)
         self._num_ranks = dist.get_world_size()
         self._model = DistributedDataParallel(WholeModel(parts.stages), gradient_as_bucket_view=True)
         parameters = list(self._model.parameters())
@@ -57,7 +58,7 @@ class DataParallel:
 
     def _accumulate(self, step: int, batch: MiniBatch) -> Tensor:
         """Return this rank's part of the mini-batch's mean loss."""
-        micro_batches = micro_batches_of_rank(self._config, batch, self._rank, self._num_ranks)
+        micro_batches = micro_batches_of_rank(self._config, batch, self._rank, self._num_ranks, self._count)
         losses = []
         for micro_batch in micro_batches:
             last = micro_batch is micro_batches[-1]

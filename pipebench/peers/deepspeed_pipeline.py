@@ -32,7 +32,7 @@ class DeepSpeedPipeline:
         parameters = list(stage.module.parameters())
         self.optimizers = [parts.make_optimizer(parameters)] if parameters else []
         self.layers = layers_of(parts.stages)
-        self.sent_bytes: int | None = sent_between_stages(parts.schedule, parts.rank, parts.boundary_specs)
+        self.sent_bytes: int | None = sent_between_stages(parts.schedule, parts.rank, parts.bundles)
         self._num_micro_batches = parts.schedule.num_micro_batches
         self._is_last = parts.rank == parts.schedule.num_stages - 1
         self._module = _SeededStage(stage)
@@ -56,8 +56,8 @@ class DeepSpeedPipeline:
     def _run(self, step: int, batch: MiniBatch, instructions: "Instructions") -> StepOutcome:
         self._module.step = step
         self._engine._INSTRUCTION_MAP = instructions
-        sizes = micro_batch_sizes(len(batch.inputs), self._num_micro_batches)
-        loss = self._engine.train_batch(zip(batch.inputs.split(sizes), batch.targets.split(sizes), strict=True))
+        pieces = batch.split(micro_batch_sizes(len(batch), self._num_micro_batches))
+        loss = self._engine.train_batch((piece.inputs, piece.targets) for piece in pieces)
         return StepOutcome(self._watch.step_done(), float(loss) if self._is_last else None)
 
 
@@ -78,7 +78,7 @@ class _SeededStage(nn.Module):
         self.step = self.micro_batch = 0
         self._stage = stage
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self._stage.forward(x, self.step, self.micro_batch)
 
 

@@ -18,7 +18,7 @@ from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import layers_of
 from pipebench.peers.protocol import Parts
-from pipebench.peers.whole_model import WholeModel, micro_batches_of_rank, summed_over_ranks
+from pipebench.peers.whole_model import WholeModel, count_of, micro_batches_of_rank, summed_over_ranks
 
 
 class FullySharded:
@@ -35,6 +35,7 @@ class FullySharded:
         self.layers = layers_of(parts.stages)
         self.sent_bytes: int | None = None
         self._config, self._rank = parts.config, parts.rank
+        self._count = count_of(parts.stages)
         self._num_ranks = dist.get_world_size()
         self._model = WholeModel(parts.stages)
         mesh = init_device_mesh(parts.device.type, (self._num_ranks,))
@@ -74,7 +75,7 @@ class FullySharded:
 
     def _run(self, step: int, batch: MiniBatch) -> Tensor:
         losses = []
-        for micro_batch in micro_batches_of_rank(self._config, batch, self._rank, self._num_ranks):
+        for micro_batch in micro_batches_of_rank(self._config, batch, self._rank, self._num_ranks, self._count):
             loss = self._model(step, micro_batch)
             torch.autograd.backward(loss * self._num_ranks)  # since FSDP averages over ranks
             losses.append(loss.detach())

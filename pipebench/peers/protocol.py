@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pipebench.config import RunConfig
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
-from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.engine.stage import Bundles, Stage
 from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
 from pipebench.engine.whereabouts import Whereabouts
@@ -22,8 +22,9 @@ class Parts:
     """One rank's share of a point, ready for an engine.
 
     `stages` are those this process is to hold, by number, on its device: the rank's own where rows of a schedule say
-    so, all of them for the engines that get the whole model. `boundary_specs[s]` is the tensor between stages s-1 and
-    s for each micro-batch, for both sides of the stages held. `make_optimizer` builds the configured optimizer.
+    so, all of them for the engines that get the whole model. `bundles` say what passes between the stages held and
+    their sources and targets, the mini-batch (from stage -1) and the last stage's output (to the stage after it)
+    included. `make_optimizer` builds the configured optimizer.
     `transport` joins the ranks as the rows want it; `whereabouts` is told of every action by whoever can.
     """
 
@@ -32,7 +33,7 @@ class Parts:
     rank: int
     device: torch.device
     stages: Mapping[int, Stage]
-    boundary_specs: Mapping[int, list[TensorSpec]]
+    bundles: Bundles
     make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
     transport: Transport
     stopwatch: Stopwatch

@@ -10,7 +10,7 @@ from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import gradients_of, layers_of
 from pipebench.errors import StageError
 from pipebench.peers.protocol import Parts
-from pipebench.peers.whole_model import WholeModel, micro_batches_of_rank
+from pipebench.peers.whole_model import WholeModel, count_of, micro_batches_of_rank
 from pipebench.schedule.action import Op, Row
 from pipebench.schedule.builders import with_optimizer
 from pipebench.schedule.catalogue import build as build_schedule
@@ -43,7 +43,7 @@ class SingleProcess:
 
     def _run(self, row: Row, step: int, batch: MiniBatch) -> StepOutcome:
         parts, losses = self._parts, list[Tensor]()
-        micro_batches = micro_batches_of_rank(parts.config, batch, rank=0, num_ranks=1)
+        micro_batches = micro_batches_of_rank(parts.config, batch, 0, 1, count_of(parts.stages))
         loss = torch.empty(())
         for action, code in zip(row, row.codes.tolist(), strict=True):
             parts.whereabouts.runs(code)

@@ -7,7 +7,6 @@ alone, as one of the built-in engine does. Torch has no recompute of its own; a 
 torch.utils.checkpoint is what its users write, and it runs again inside the backward, so it is part of `B`.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from pipebench.data.batch import MiniBatch
 from pipebench.engine.backward import detachable
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import gradients_of, layers_of, sent_between_stages
-from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.engine.stage import Bundle, Bundles, Stage
 from pipebench.engine.stopwatch import Stopwatch, TellSpans
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import StageError, first_line
@@ -41,13 +40,13 @@ class TorchPipeline:
         self._optimizers = {number: parts.make_optimizer(own) if own else None for number, own in parameters.items()}
         self.optimizers = [optimizer for optimizer in self._optimizers.values() if optimizer is not None]
         self.layers = layers_of(stages)
-        self.sent_bytes: int | None = sent_between_stages(schedule, parts.rank, parts.boundary_specs)
+        self.sent_bytes: int | None = sent_between_stages(schedule, parts.rank, parts.bundles)
         self._rank = parts.rank
         self._has_first, self._last = 0 in stages, stages.get(schedule.num_stages - 1)
         self._log = _Log(parts.rank, schedule.num_micro_batches, parts.stopwatch, parts.whereabouts)
         self._modules = [_SeededStage(schedule, number, stage) for number, stage in stages.items()]
         self._watched = [
-            _WatchedStage(module, number, schedule.num_stages, parts.device, parts.boundary_specs, self._log)
+            _WatchedStage(module, number, schedule.num_stages, parts.device, parts.bundles, self._log)
             for number, module in zip(stages, self._modules, strict=True)
         ]
         chosen: Any = get_schedule_class(TORCH_SCHEDULES[schedule.name])
@@ -167,10 +166,10 @@ class _WatchedStage(PipelineStage):
         number: int,
         num_stages: int,
         device: torch.device,
-        boundary_specs: Mapping[int, Sequence[TensorSpec]],
+        bundles: Bundles,
         log: _Log,
     ) -> None:
-        arriving, leaving = (_stand_in(boundary_specs[boundary]) for boundary in (number, number + 1))
+        arriving, leaving = (_stand_in(bundles[edge][0]) for edge in ((number - 1, number), (number, number + 1)))
         super().__init__(module, number, num_stages, device, input_args=(arriving,), output_args=(leaving,))
         self._seeded = module
         self._log = log
@@ -225,7 +224,8 @@ class _SeededStage(nn.Module):
         return again
 
 
-def _stand_in(specs: Sequence[TensorSpec]) -> Tensor:
+def _stand_in(bundle: Bundle) -> Tensor:
     """Return what torch wants instead of inferring shapes; it sends gradients only where this asks for them."""
-    tensor = specs[0].empty(torch.device("meta"))
+    [spec] = bundle.tensors
+    tensor = spec.empty(torch.device("meta"))
     return tensor.requires_grad_(tensor.is_floating_point())

@@ -91,7 +91,7 @@ class _SeededStage(nn.Module):
         self._step, self._num_forwards = step, 0
         self._recomputable = []
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self._stage.forward(x, self._step, self._micro_batch())
 
     def _micro_batch(self) -> int:

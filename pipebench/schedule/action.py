@@ -87,8 +87,8 @@ WAITS: dict[Op, tuple[Wait, ...]] = {
 }
 """The dependency relation, for the same micro-batch; the optimizer waits for that of every micro-batch.
 
-Stages outside the model are not waited for. This is the only place that knows; `Schedule.dependencies` and
-`Schedule.producers` read it.
+Stages outside the model are not waited for. What waits for a stage's neighbour waits for the stages that skips join to
+it, too. This is the only place that knows; `Schedule.dependencies` and `Schedule.producers` read it.
 """
 
 
@@ -181,21 +181,24 @@ class Transfer:
 class Schedule:
     """One row of actions per rank. Which rank owns a stage is read off the rows.
 
+    `skips` are the pairs of stages, source before target and no neighbours, between which tensors pass straight.
     `place[op][stage, micro_batch]` is where an action stands in the rows laid end to end, -1 where it does not.
     """
 
     name: str
     rows: Rows
+    skips: tuple[tuple[int, int], ...]
     num_micro_batches: int = field(init=False)
     stage_ranks: tuple[int, ...] = field(init=False)
     place: dict[Op, NDArray[np.int32]] = field(init=False, repr=False, compare=False)
 
-    def __init__(self, name: str, rows: Iterable[Iterable[Action]]) -> None:
+    def __init__(self, name: str, rows: Iterable[Iterable[Action]], skips: Iterable[tuple[int, int]] = ()) -> None:
         compact = tuple(row if isinstance(row, Row) else Row(row) for row in rows)
         codes = np.concatenate([row.codes for row in compact]) if compact else np.empty(0, dtype=np.int64)
         for attribute, value in (
             ("name", name),
             ("rows", compact),
+            ("skips", tuple(sorted(skips))),
             ("num_micro_batches", int(micro_batches_of(codes).max(initial=-1)) + 1),
             ("stage_ranks", _stage_ranks(name, compact)),
         ):
@@ -247,9 +250,17 @@ class Schedule:
         return tuple(
             Action(self._first_run(wait.ops, stage, micro_batch), stage, micro_batch)
             for wait in WAITS[action.op]
-            if 0 <= (stage := action.stage + wait.stage_offset) < self.num_stages
+            for stage in self._joined(action.stage, wait.stage_offset)
             for micro_batch in micro_batches
         )
+
+    def sources_of(self, stage: int) -> list[int]:
+        """Return the stages from which tensors reach a stage in the forward pass, its neighbour first."""
+        return self._joined(stage, -1)
+
+    def targets_of(self, stage: int) -> list[int]:
+        """Return the stages that a stage's tensors reach in the forward pass, its neighbour first."""
+        return self._joined(stage, +1)
 
     def producers(self) -> NDArray[np.int64]:
         """Return `dependencies` of all actions at once, as places in the rows laid end to end: one line per wait.
@@ -260,7 +271,8 @@ class Schedule:
         nothing, missing = self.num_actions, self.num_actions + 1
         codes = self.codes
         ops, stages, micro_batches = ops_of(codes), stages_of(codes), micro_batches_of(codes)
-        found = np.full((max(map(len, WAITS.values())), len(codes)), nothing, dtype=np.int64)
+        most_waits = max(map(len, WAITS.values()))
+        found = np.full((most_waits + len(self.skips), len(codes)), nothing, dtype=np.int64)
         for op, waits in WAITS.items():
             chosen = np.flatnonzero(ops == OPS.index(op))
             for line, wait in enumerate(waits):
@@ -274,6 +286,11 @@ class Schedule:
                 else:
                     place = self._first_places(wait.ops, stage, micro_batches[inside])
                 found[line, inside] = np.where(place < 0, missing, place)
+                for number, skip in enumerate(self.skips if wait.stage_offset else ()):
+                    here, there = skip[:: wait.stage_offset]
+                    joined = chosen[stages[chosen] == here]
+                    place = self._first_places(wait.ops, np.full(len(joined), there), micro_batches[joined])
+                    found[most_waits + number, joined] = np.where(place < 0, missing, place)
         return found
 
     def transfers(self) -> Iterator[Transfer]:
@@ -283,6 +300,13 @@ class Schedule:
                 source, target = self.rank_of(producer), self.rank_of(consumer)
                 if source != target:
                     yield Transfer(producer, consumer, source, target)
+
+    def _joined(self, stage: int, offset: int) -> list[int]:
+        """Return the stage so far away, and for a neighbour those that skips join on the same side; only real ones."""
+        neighbours = [stage + offset] if 0 <= stage + offset < self.num_stages else []
+        if offset and self.skips:
+            neighbours += [there for here, there in (skip[::offset] for skip in self.skips) if here == stage]
+        return neighbours
 
     def _first_run(self, ops: tuple[Op, ...], stage: int, micro_batch: int) -> Op:
         return next((op for op in ops if self.runs(op, stage, micro_batch)), ops[-1])

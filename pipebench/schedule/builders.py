@@ -5,7 +5,7 @@ folded ones, `schedule/catalogue.py` knows them all. Zero-bubble schedules split
 fill what would be idle.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -200,7 +200,12 @@ def with_recompute(schedule: Schedule, recompute: Recompute) -> Schedule:
         again = encode(Op.RECOMPUTE, stages_of(codes[chosen]), micro_batches_of(codes[chosen]))
         return np.insert(codes, chosen, again)
 
-    return Schedule(schedule.name, tuple(Row.of(expand(row.codes)) for row in schedule.rows))
+    return Schedule(schedule.name, tuple(Row.of(expand(row.codes)) for row in schedule.rows), schedule.skips)
+
+
+def with_skips(schedule: Schedule, skips: Iterable[tuple[int, int]]) -> Schedule:
+    """Let tensors pass straight from one stage to another, source before target, past at least one between."""
+    return Schedule(schedule.name, schedule.rows, skips)
 
 
 def with_optimizer(schedule: Schedule) -> Schedule:
@@ -215,4 +220,4 @@ def with_optimizer(schedule: Schedule) -> Schedule:
         steps = [encode(Op.OPTIMIZER, int(stages[place]), -1)[0] for place in last]
         return np.insert(codes, np.array(last, dtype=np.int64) + 1, steps)
 
-    return Schedule(schedule.name, tuple(Row.of(expand(row.codes)) for row in schedule.rows))
+    return Schedule(schedule.name, tuple(Row.of(expand(row.codes)) for row in schedule.rows), schedule.skips)

@@ -12,8 +12,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from pipebench.engine.stage import Stage, TensorSpec
+from pipebench.engine.stage import Stage, StageOutput, TensorSpec
 from pipebench.schedule.action import Transfer
+from pipebench.values import Value
 
 T = TypeVar("T")
 
@@ -28,9 +29,9 @@ _FORWARD = threading.Lock()
 class LockedStage(Stage):
     """A stage whose forward no other runs beside: processes have a random generator each, threads share one."""
 
-    def forward(self, x: Tensor, step: int, micro_batch: int) -> Tensor:
+    def run(self, value: Value, kept: dict[str, Tensor], step: int, micro_batch: int, again: bool) -> StageOutput:
         with _FORWARD:
-            return super().forward(x, step, micro_batch)
+            return super().run(value, kept, step, micro_batch, again)
 
 
 @dataclass

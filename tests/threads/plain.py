@@ -4,6 +4,7 @@ Only the seeds are ours, for dropout is defined by them.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from pipebench.config import MlpConfig, SyntheticConfig, TransformerConfig
 from pipebench.data.batch import MiniBatch
 from pipebench.models import layer_sequence
-from pipebench.models.layers import build_layers
+from pipebench.models.layers import LayerSequence, build_layers
 from pipebench.seeds import Purpose, seed_of
 
 SEED = 5
@@ -30,9 +31,13 @@ Model = TransformerConfig | MlpConfig | SyntheticConfig
 MODELS: dict[str, Model] = {"transformer": TRANSFORMER, "mlp": MLP, "classifier": CLASSIFIER, "synthetic": SYNTHETIC}
 
 
-def build(model: Model) -> tuple[list[nn.Module], Callable[[Tensor, Tensor], Tensor]]:
+def sequence_of(model: Model | LayerSequence) -> LayerSequence:
+    return model if isinstance(model, LayerSequence) else layer_sequence(model)
+
+
+def build(model: Model | LayerSequence) -> tuple[list[nn.Module], Callable[[Any, Any], Tensor]]:
     """Return all layers with weights that depend on the seed alone, and the loss."""
-    sequence = layer_sequence(model)
+    sequence = sequence_of(model)
     return build_layers(sequence, range(sequence.num_layers), SEED), sequence.loss
 
 

@@ -2,22 +2,26 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from in_process import InProcessTransport, LockedStage, run_ranks
-from plain import SEED, Model, build, mini_batch
+from plain import SEED, Model, build, mini_batch, sequence_of
 from torch import Tensor, nn
 
+from pipebench.data.batch import MiniBatch
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.partition import split_uniformly
 from pipebench.engine.pipeline import Pipeline
-from pipebench.engine.stage import TensorSpec
+from pipebench.engine.stage import Bundle, Loss, TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
 from pipebench.engine.whereabouts import RECORD_BYTES, Whereabouts
+from pipebench.models.layers import LayerSequence, layout_of, skips_between
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import Recompute, with_recompute
 from pipebench.schedule.catalogue import build as build_schedule
 from pipebench.trace import Span
+from pipebench.values import tensors_of
 
 CPU = torch.device("cpu")
 
@@ -43,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Point:
-    model: Model
+    model: Model | LayerSequence
     name: str = "gpipe"
     recompute: Recompute = Recompute.NEVER
     num_stages: int = 2
@@ -52,16 +56,22 @@ class Point:
     autocast: torch.dtype | None = None
     chunks: int | None = None
     rows: Schedule | None = None
+    data: Callable[[int, int], MiniBatch] | None = None
+    deferred: bool = True
 
     @property
     def schedule(self) -> Schedule:
         """The rows given, or those of the named schedule; `num_stages` are ranks, each with `chunks` of the model's."""
-        if self.rows is not None:
-            return with_recompute(self.rows, self.recompute)
-        named = build_schedule(self.name, self.num_stages, self.num_micro_batches, self.chunks)
-        return with_recompute(named, self.recompute)
+        named = self.rows or build_schedule(self.name, self.num_stages, self.num_micro_batches, self.chunks)
+        far = [edge for edge in self.names_between(named.num_stages) if edge[1] - edge[0] > 1]
+        return with_recompute(Schedule(named.name, named.rows, far), self.recompute)
 
-    def stages(self, layers: list[nn.Module], loss: Callable[[Tensor, Tensor], Tensor]) -> list[LockedStage]:
+    def names_between(self, num_stages: int) -> dict[tuple[int, int], tuple[str, ...]]:
+        """The skips that pass between two stages."""
+        sequence = sequence_of(self.model)
+        return skips_between(layout_of(sequence), split_uniformly(sequence.num_layers, num_stages))
+
+    def stages(self, layers: list[nn.Module], loss: Callable[[Any, Any], Tensor]) -> list[LockedStage]:
         schedule = self.schedule
         counts = split_uniformly(len(layers), schedule.num_stages)
         stages = []
@@ -70,28 +80,41 @@ class Point:
             is_last = number == schedule.num_stages - 1
             own = layers[first : first + count]
             splits = schedule.splits_backward(number)
-            stages.append(LockedStage(own, first, SEED, CPU, self.autocast, loss if is_last else None, splits))
+            weighed = Loss(loss, sequence_of(self.model).count) if is_last else None
+            stages.append(LockedStage(own, first, SEED, CPU, self.autocast, weighed, splits, self.deferred))
         return stages
 
-    def boundary_specs(self, stages: list[LockedStage]) -> dict[int, list[TensorSpec]]:
-        """Return the specs around every stage by micro-batch; equal micro-batches share theirs."""
-        inputs = mini_batch(self.model, 0, self.num_samples).inputs
+    def bundles(self, stages: list[LockedStage]) -> dict[tuple[int, int], list[Bundle]]:
+        """Return what passes around every stage by micro-batch; equal micro-batches share theirs."""
+        inputs = self.mini_batch(0).inputs
         sizes = micro_batch_sizes(self.num_samples, self.num_micro_batches)
-        specs = {0: {size: TensorSpec((size, *inputs.shape[1:]), inputs.dtype) for size in sizes}}
-        for rank, stage in enumerate(stages):
-            specs[rank + 1] = {size: stage.output_spec(spec) for size, spec in specs[rank].items()}
-        return {boundary: [of_size[size] for size in sizes] for boundary, of_size in specs.items()}
+        schedule, names = self.schedule, self.names_between(self.schedule.num_stages)
+        specs = {size: tuple(TensorSpec((size, *x.shape[1:]), x.dtype) for x in tensors_of(inputs)) for size in sizes}
+        found = {(-1, 0): {size: Bundle(specs[size], isinstance(inputs, tuple)) for size in sizes}}
+        for number, stage in enumerate(stages):
+            sources = schedule.sources_of(number) or [-1]
+            leaving = {size: stage.output_specs([found[s, number][size] for s in sources]) for size in set(sizes)}
+            for target in schedule.targets_of(number) or [number + 1]:
+                skipped = names.get((number, target), ())
+                found[number, target] = {n: each.part(target == number + 1, skipped) for n, each in leaving.items()}
+        return {edge: [of_size[size] for size in sizes] for edge, of_size in found.items()}
+
+    def mini_batch(self, step: int) -> MiniBatch:
+        if self.data is not None:
+            return self.data(step, self.num_samples)
+        assert not isinstance(self.model, LayerSequence)
+        return mini_batch(self.model, step, self.num_samples)
 
 
-_KNOWN_SPECS: dict[tuple[object, ...], dict[int, list[TensorSpec]]] = {}
+_KNOWN_BUNDLES: dict[tuple[object, ...], dict[tuple[int, int], list[Bundle]]] = {}
 
 
-def _known_specs(point: Point, stages: list[LockedStage]) -> dict[int, list[TensorSpec]]:
-    """Learn boundaries once for all schedules of the same (model, K, M): most of a small run's time."""
+def _known_bundles(point: Point, stages: list[LockedStage]) -> dict[tuple[int, int], list[Bundle]]:
+    """Learn what passes between stages once for all schedules of the same (model, K, M): most of a small run's time."""
     key = (id(point.model), len(stages), point.num_micro_batches, point.num_samples, point.autocast)
-    if key not in _KNOWN_SPECS:
-        _KNOWN_SPECS[key] = point.boundary_specs(stages)
-    return _KNOWN_SPECS[key]
+    if key not in _KNOWN_BUNDLES:
+        _KNOWN_BUNDLES[key] = point.bundles(stages)
+    return _KNOWN_BUNDLES[key]
 
 
 def run(
@@ -106,27 +129,25 @@ def run(
     if prepare is not None:
         prepare(layers)
     stages = point.stages(layers, loss)
-    specs = point.boundary_specs(stages) if prepare is not None else _known_specs(point, stages)
+    bundles = point.bundles(stages) if prepare is not None else _known_bundles(point, stages)
     schedule = point.schedule
 
     def work(rank: int, transport: InProcessTransport) -> tuple[list[float | None], tuple[Span, ...]]:
         stopwatch = HostStopwatch()  # it times the thread that makes it
         try:
             own = {number: stages[number] for number in schedule.stages_of_rank(rank)}
-            around = {boundary: specs[boundary] for number in own for boundary in (number, number + 1)}
+            around = {edge: bundles[edge] for edge in bundles if set(edge) & set(own)}
             pipeline = Pipeline(schedule, rank, own, around, make_optimizer, transport, stopwatch, unseen())
             one_step = pipeline.train if train else pipeline.accumulate
-            outcomes = [one_step(step, mini_batch(point.model, step, point.num_samples)) for step in range(num_steps)]
+            outcomes = [one_step(step, point.mini_batch(step)) for step in range(num_steps)]
             return [outcome.loss for outcome in outcomes], outcomes[-1].spans()
         finally:
             stopwatch.close()
 
     results = run_ranks(schedule.num_ranks, work)
-    last_rank = schedule.stage_ranks[-1]
-    others = [losses for rank, (losses, _) in enumerate(results) if rank != last_rank]
-    assert all(loss is None for losses in others for loss in losses)
+    parts = zip(*(losses for losses, _ in results), strict=True)
     return Outcome(
         layers=[layer for stage in stages for layer in stage.module],
-        losses=[loss for loss in results[last_rank][0] if loss is not None],
+        losses=[sum(part for part in of_step if part is not None) for of_step in parts],
         spans=[spans for _, spans in results],
     )

@@ -81,7 +81,7 @@ def test_a_synthetic_layer_sleeps_for_its_weights_when_their_gradient_is_compute
     root = split.root_of(layer(x))
     forward_s = pytest.approx(5.0, abs=0.5)  # its linear map takes its part of them
     assert slept == [forward_s]
-    put_off = split.of_input(root, x, torch.ones(5, 4))
+    put_off = split.of_input([root], [x], [torch.ones(5, 4)])
     assert slept == [forward_s, 10.0]
     split.of_weights(put_off)
     assert slept == [forward_s, 10.0, 15.0]

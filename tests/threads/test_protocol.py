@@ -49,13 +49,13 @@ class Counting(InProcessTransport):
 def transports_after_a_step(point: Point) -> list[Counting]:
     layers, loss = build(point.model)
     stages = point.stages(layers, loss)
-    specs = point.boundary_specs(stages)
+    bundles = point.bundles(stages)
     batch = mini_batch(point.model, 0, point.num_samples)
 
     def work(rank: int, transport: InProcessTransport) -> Counting:
         counting = Counting(transport.world, rank)
         stopwatch = HostStopwatch()
-        around = {rank: specs[rank], rank + 1: specs[rank + 1]}
+        around = {edge: bundles[edge] for edge in bundles if rank in edge}
         executor = Executor(point.schedule, rank, {rank: stages[rank]}, around, {}, counting, stopwatch, unseen())
         executor.run_step(0, batch.inputs, batch.targets, len(batch.inputs))
         stopwatch.close()

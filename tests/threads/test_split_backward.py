@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipebench.engine.backward import AutogradSplit, QueuedBackward, WholeBackward, run_whole
-from pipebench.engine.stage import Stage
+from pipebench.engine.stage import Loss, Stage
 from pipebench.linear import Linear
 from pipebench.schedule.action import Action, Schedule
 from pipebench.schedule.builders import Recompute
@@ -19,7 +19,7 @@ every_recompute = pytest.mark.parametrize("recompute", list(Recompute), ids=lamb
 
 
 def split_stage(*layers: nn.Module) -> Stage:
-    return Stage(layers, 0, SEED, CPU, loss=functional.mse_loss, splits_backward=True)
+    return Stage(layers, 0, SEED, CPU, loss=Loss(functional.mse_loss), splits_backward=True)
 
 
 def twin(*layers: nn.Module) -> list[nn.Module]:
@@ -34,7 +34,7 @@ def twin(*layers: nn.Module) -> list[nn.Module]:
 def in_two_parts(stage: Stage, x: Tensor, gradient: Tensor) -> Tensor | None:
     """Run forward, the input's part and then the weights' part; return the input's gradient."""
     output = stage.forward(x, 0, 0)
-    put_off = stage.backward.of_input(stage.backward.root_of(output), x, gradient)
+    put_off = stage.backward.of_input([stage.backward.root_of(output)], [x], [gradient])
     stage.backward.of_weights(put_off)
     return x.grad
 
@@ -120,7 +120,7 @@ def test_only_the_weights_of_linear_layers_wait() -> None:
     x = torch.randn(3, WIDTH).requires_grad_()
     output = stage.forward(x, 0, 0)
     used_by_hand_as_well = layer.first.weight
-    put_off = stage.backward.of_input(stage.backward.root_of(output), x, torch.ones(3, WIDTH))
+    put_off = stage.backward.of_input([stage.backward.root_of(output)], [x], [torch.ones(3, WIDTH)])
     before = used_by_hand_as_well.grad.clone()
     assert layer.norm.weight.grad is not None
     assert layer.by_hand.grad is not None
@@ -135,7 +135,7 @@ def test_a_stage_that_splits_may_also_run_whole_backwards() -> None:
     [plain] = twin(layer)
     stage = split_stage(layer)
     x = torch.randn(3, WIDTH)
-    run_whole(stage.backward.root_of(stage.forward(x, 0, 0)), torch.ones(3, WIDTH))
+    run_whole([stage.backward.root_of(stage.forward(x, 0, 0))], [torch.ones(3, WIDTH)])
     plain(x).backward(torch.ones(3, WIDTH))
     torch.testing.assert_close(layer.weight.grad, plain.weight.grad)
 
@@ -185,7 +185,7 @@ def test_no_more_is_kept_for_the_weights_part_than_input_and_gradient_of_each_li
 
     x = torch.randn(3, WIDTH).requires_grad_()
     root = stage.backward.root_of(Counted.apply(stage.forward(x, 0, 0)))
-    put_off = stage.backward.of_input(root, x, torch.ones(3, WIDTH))
+    put_off = stage.backward.of_input([root], [x], [torch.ones(3, WIDTH)])
     del root
     assert len(kept) == 1, "the graph outlives the input's part"
     assert [(p.x.shape, p.gradient.shape) for p in put_off] == [((3, WIDTH), (3, WIDTH))] * 3

@@ -19,7 +19,7 @@ from ranks import CPU, sgd, unseen
 from pipebench.compose import compose_grid
 from pipebench.config import RunConfig
 from pipebench.engine.partition import split_uniformly
-from pipebench.engine.stage import Stage
+from pipebench.engine.stage import Loss, Stage
 from pipebench.engine.stopwatch import HostStopwatch
 from pipebench.harness.memory import measure_memory
 from pipebench.peers.protocol import Parts
@@ -54,7 +54,7 @@ def engine(model: str, stages: int, micro: int, recompute: str = "never") -> tor
     for number, count in enumerate(counts):
         first = sum(counts[:number])
         is_last = number == stages - 1
-        cut[number] = Stage(layers[first : first + count], first, SEED, CPU, None, loss if is_last else None)
+        cut[number] = Stage(layers[first : first + count], first, SEED, CPU, None, Loss(loss) if is_last else None)
     around = (sgd, InProcessTransport(World(), 0), HostStopwatch(), unseen())
     schedule = build_schedule("gpipe", stages, micro)
     return torchgpipe_threads.build(Parts(config(stages, micro, recompute), schedule, 0, CPU, cut, {}, *around))

@@ -11,7 +11,7 @@ from torch import nn
 
 from pipebench.compose import compose_grid
 from pipebench.config import RunConfig
-from pipebench.engine.stage import Stage
+from pipebench.engine.stage import Loss, Stage
 from pipebench.engine.stopwatch import HostStopwatch
 from pipebench.errors import StageError
 from pipebench.peers.protocol import Parts
@@ -28,7 +28,7 @@ def config(micro: int, recompute: str = "never") -> RunConfig:
 
 def single(model: str, micro: int, recompute: str) -> SingleProcess:
     layers, loss = build(MODELS[model])
-    stages = {0: Stage(layers, 0, SEED, CPU, None, loss)}
+    stages = {0: Stage(layers, 0, SEED, CPU, None, Loss(loss))}
     schedule, transport = build_schedule("gpipe", 1, micro), InProcessTransport(World(), 0)
     around = (sgd, transport, HostStopwatch(), unseen())
     return SingleProcess(Parts(config(micro, recompute), schedule, 0, CPU, stages, {}, *around))
@@ -108,7 +108,7 @@ class _Counting(nn.Linear):
 def test_recomputed_micro_batches_run_their_forward_again(recompute: str, forwards: int) -> None:
     layers = [_Counting(4, 4), _Counting(4, 4)]
     stages = {
-        number: Stage([layer], number, SEED, CPU, None, nn.functional.mse_loss if number else None)
+        number: Stage([layer], number, SEED, CPU, None, Loss(nn.functional.mse_loss) if number else None)
         for number, layer in enumerate(layers)
     }
     model, batch = WholeModel(stages), mini_batch(MODELS["mlp"])
