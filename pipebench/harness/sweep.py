@@ -39,7 +39,7 @@ from pipebench.harness.launch import OnProgress, Progress, run_group
 from pipebench.harness.limits import Limits
 from pipebench.harness.prepare import Prepared, prepare, schedule_of
 from pipebench.harness.simulated import simulate_point
-from pipebench.peers.abilities import follows_rows, num_processes, threads_each, why_not
+from pipebench.peers.abilities import follows_rows, num_processes, threads_each, why_not, why_not_model
 from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
 from pipebench.render import chrome_trace
 from pipebench.rows import COMPARABLE, FAILED, largest_gradient_error, median_step
@@ -361,6 +361,9 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
             return dataclasses.replace(result, status="skipped", message=reason)
         profile = profile_of_point(config, known, observer.progress)
         layers = profile.layers
+        reason = why_not_model(config, layers)
+        if reason:
+            return dataclasses.replace(result, status="skipped", message=reason)
         profiling_s = time.perf_counter() - began
         if result.key not in known.prepared:
             known.prepared[result.key] = prepare(config, profile)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pipebench.config import RunConfig
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.machine import Machine
+from pipebench.record import LayerProfile
 
 ONE_PROCESS = ("torchgpipe",)
 """Engines whose stages, however many, live in one process."""
@@ -44,6 +45,25 @@ def follows_rows(config: RunConfig) -> bool:
 def why_not(config: RunConfig, machine: Machine) -> str:
     """Return why this engine cannot run the point, in one line; "" where it can."""
     return _REASONS[config.engine](config, machine) if config.engine in _REASONS else ""
+
+
+ONE_TENSOR = ("torch", "deepspeed", "torchgpipe")
+"""Engines that hand one tensor from stage to stage, and take a micro-batch's loss for a mean over its samples."""
+
+
+def why_not_model(config: RunConfig, layers: LayerProfile) -> str:
+    """Return why this engine cannot train the point's model right, in one line; "" where it can."""
+    if config.engine not in ONE_TENSOR:
+        return ""
+    lacks = {
+        "tensors that skip layers": layers.skips,
+        "parameters that layers share": layers.ties,
+        "layers that take several tensors": layers.takes_tuple,
+        "losses of inner layers": layers.adds_to_loss,
+        "a loss in which samples count differently": layers.uneven_loss,
+    }
+    found = [what for what, there in lacks.items() if there]
+    return f"engine={config.engine} has no way for {found[0]}: model={config.model.name}" if found else ""
 
 
 TORCH_SCHEDULES = {
