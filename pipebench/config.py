@@ -37,6 +37,7 @@ RESUMES = ("auto", "never")
 RETRIES = ("failed", "oom", "all")
 TRANSPORTS = ("auto", "shared", "network")
 TASKS = ("regression", "classification")
+NORMS = ("layer", "batch")
 LOSSES = ("mean_squared_error", "cross_entropy", "next_token")
 FAMILIES = ("gpt2", "llama")
 
@@ -72,11 +73,28 @@ class MlpConfig:
     outputs: int = MISSING
     task: str = MISSING
     dropout: float = MISSING
+    norm: str = "layer"
 
     @property
     def num_layers(self) -> int:
         """Input projection, residual layers, output projection."""
         return self.layers + 2
+
+
+@dataclass
+class UMlpConfig:
+    kind: str = "u_mlp"
+    name: str = MISSING
+    depth: int = MISSING
+    width: int = MISSING
+    inputs: int = MISSING
+    outputs: int = MISSING
+    dropout: float = MISSING
+
+    @property
+    def num_layers(self) -> int:
+        """Input projection, `depth` layers down and as many up, one between them, output projection."""
+        return 2 * self.depth + 3
 
 
 @dataclass
@@ -125,10 +143,11 @@ class HfConfig:
     num_layers: int = field(default=0, metadata=FOUND)
 
 
-ModelConfig = TransformerConfig | MlpConfig | SyntheticConfig | CustomConfig | HfConfig
+ModelConfig = TransformerConfig | MlpConfig | UMlpConfig | SyntheticConfig | CustomConfig | HfConfig
 MODELS = {
     "transformer": TransformerConfig,
     "mlp": MlpConfig,
+    "u_mlp": UMlpConfig,
     "synthetic": SyntheticConfig,
     "custom": CustomConfig,
     "hf": HfConfig,
@@ -166,6 +185,7 @@ DATA = {"text": TextConfig, "teacher": TeacherConfig, "custom": CustomDataConfig
 DATA_OF_MODEL = {
     "transformer": ("text", "custom"),
     "mlp": ("teacher", "custom"),
+    "u_mlp": ("teacher", "custom"),
     "synthetic": ("teacher",),
     "custom": ("custom", "text"),
     "hf": ("text", "custom"),
@@ -241,7 +261,7 @@ NOT_PART_OF_THE_POINT = (
 )
 """Keys that say where results go, what to measure again or what to do about a failure, not what is measured."""
 
-USUALLY = {"transport": "auto", "batch_norm": "deferred"}
+USUALLY = {"transport": "auto", "batch_norm": "deferred", "model.norm": "layer", "data.sequence": None}
 """Keys that came later, with what they were before."""
 
 RESOLVED_BY_THE_MACHINE = ("device", "threads")
@@ -289,11 +309,11 @@ def key_of(config: RunConfig, apart_from: Collection[str] = ()) -> str:
     point = dataclasses.asdict(config)
     for name in (*NOT_PART_OF_THE_POINT, *apart_from):
         del point[name]
-    for name, usual in USUALLY.items():  # so that points are called what they were before there was a choice
-        if point.get(name) == usual:
-            del point[name]
-    if point["data"].get("sequence", 0) is None:
-        del point["data"]["sequence"]
+    for path, usual in USUALLY.items():  # so that points are called what they were before there was a choice
+        *groups, name = path.split(".")
+        group = point[groups[0]] if groups else point
+        if name in group and group[name] == usual:
+            del group[name]
     if is_file(config.schedule):  # the rows count, not what they are called
         point["schedule"] = hashlib.sha256(Path(config.schedule).read_bytes()).hexdigest()
     if config.profile is not None:
@@ -492,6 +512,10 @@ def _check_model(model: ModelConfig) -> None:
                 _fail("model.heads", model.heads, f"a divisor of model.width={model.width}")
         case MlpConfig():
             _check_name("model.task", model.task, TASKS)
+            _check_name("model.norm", model.norm, NORMS)
+        case UMlpConfig():
+            if model.width % 2**model.depth:
+                _fail("model.width", model.width, f"a multiple of {2**model.depth}: it is halved model.depth times")
         case CustomConfig():
             _check_target("model.target", model.target)
             if not _is_target(model.loss):
