@@ -67,7 +67,7 @@ EXAMPLE = {
         lambda target: int((target != -100).sum()),
     ),
     "unet": Example(
-        "unet", "noisy_discs", {"width": 4, "levels": 2}, {"size": 8}, "mean_squared_error",
+        "unet", "noisy_discs", {"width": 8, "levels": 2}, {"size": 8}, "mean_squared_error",
         lambda output, target: functional.mse_loss(output, target, reduction="sum"),
         Tensor.numel,
     ),
