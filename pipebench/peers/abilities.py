@@ -50,19 +50,20 @@ def why_not(config: RunConfig, machine: Machine) -> str:
 ONE_TENSOR = ("torch", "deepspeed", "torchgpipe")
 """Engines that hand one tensor from stage to stage, and take a micro-batch's loss for a mean over its samples."""
 
+UNTIED = (*ONE_TENSOR, "fsdp")
+"""Engines that know a parameter in one place alone; FSDP's groups, a stage each, share none."""
+
 
 def why_not_model(config: RunConfig, layers: LayerProfile) -> str:
     """Return why this engine cannot train the point's model right, in one line; "" where it can."""
-    if config.engine not in ONE_TENSOR:
-        return ""
-    lacks = {
-        "tensors that skip layers": layers.skips,
-        "parameters that layers share": layers.ties,
-        "layers that take several tensors": layers.takes_tuple,
-        "losses of inner layers": layers.adds_to_loss,
-        "a loss in which samples count differently": layers.uneven_loss,
+    lacking = {
+        "parameters that layers share": (layers.ties, UNTIED),
+        "tensors that skip layers": (layers.skips, ONE_TENSOR),
+        "layers that take several tensors": (layers.takes_tuple, ONE_TENSOR),
+        "losses of inner layers": (layers.adds_to_loss, ONE_TENSOR),
+        "a loss in which samples count differently": (layers.uneven_loss, ONE_TENSOR),
     }
-    found = [what for what, there in lacks.items() if there]
+    found = [what for what, (there, engines) in lacking.items() if there and config.engine in engines]
     return f"engine={config.engine} has no way for {found[0]}: model={config.model.name}" if found else ""
 
 
