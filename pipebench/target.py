@@ -85,6 +85,7 @@ _NOT_USERS = ("<frozen", sysconfig.get_path("stdlib"), sysconfig.get_path("purel
 
 
 def _imported(written: str, module_name: str) -> object:
+    sys.dont_write_bytecode = True  # what only looks, such as a dry run, leaves nothing beside a user's file
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
