@@ -73,6 +73,12 @@ def source_of(key: str, target: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else ""
 
 
+def check_unedited(key: str, target: str, source: str) -> None:
+    """Raise ConfigError where the file was edited since its hash became part of a point's name; "" is no name yet."""
+    if source and source_of(key, target) != source:
+        raise ConfigError(f"{key}={target}: its file was edited after the sweep began: start it again")
+
+
 def told(error: BaseException) -> str:
     """Return an error's type and first line, and the last line of a user's file on the way to it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_USERS)]

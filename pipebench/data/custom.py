@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pipebench.config import CustomDataConfig
 from pipebench.data.batch import MiniBatch
 from pipebench.errors import ConfigError
-from pipebench.target import call
+from pipebench.target import call, check_unedited
 from pipebench.values import is_value, tensors_of, told
 
 
@@ -13,6 +13,7 @@ def custom_batches(config: CustomDataConfig, batch: int, seed: int) -> Callable[
     """Return the function from a step to its mini-batch; it raises ConfigError where theirs returns another thing."""
     target = config.target
     assert target is not None
+    check_unedited("data.target", target, config.source)
 
     def mini_batch(step: int) -> MiniBatch:
         made = call("data", target, (step, batch, seed), config.arguments)

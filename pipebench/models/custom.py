@@ -17,12 +17,15 @@ from pipebench.layer import declared_by
 from pipebench.models.layers import LayerSequence
 from pipebench.models.losses import loss_named
 from pipebench.seeds import Purpose, seed_of
-from pipebench.target import call
+from pipebench.target import call, check_unedited
 
 _WANTED = "expected an nn.Sequential, or a list of layers, each called with what the one before it returned"
 
 
 def custom(config: CustomConfig) -> LayerSequence:
+    assert config.target is not None
+    check_unedited("model.target", config.target, config.source)
+
     def build(indices: Sequence[int], seed: int) -> list[nn.Module]:
         layers = all_layers(config, seed)
         return [layers[index] for index in indices]

@@ -8,9 +8,11 @@ import pytest
 
 from pipebench.compose import compose_grid
 from pipebench.config import CustomConfig, CustomDataConfig, RunConfig
+from pipebench.errors import ConfigError
 from pipebench.harness.jobs import VetJob, Vetted
 from pipebench.harness.launch import Progress
 from pipebench.harness.vet import vet
+from pipebench.models import layer_sequence
 
 HEADER = "import torch\nfrom torch import nn\n"
 
@@ -67,6 +69,14 @@ def test_a_model_that_can_be_cut_is_counted_and_named_by_its_file(look: Look) ->
     assert found.model.num_layers == 3
     assert found.model.source == found.data.source != ""
     assert look("# edited\n" + GOOD + DATA).model.source != found.model.source
+
+
+def test_a_file_that_is_edited_while_its_sweep_runs_fails_its_points(look: Look) -> None:
+    found = look(GOOD + DATA)
+    layer_sequence(found.model)
+    look("# edited\n" + GOOD + DATA)
+    with pytest.raises(ConfigError, match="its file was edited after the sweep began: start it again"):
+        layer_sequence(found.model)
 
 
 def test_arguments_reach_the_function(look: Look) -> None:
