@@ -376,8 +376,9 @@ def known_keys(schema: type = RunConfig, prefix: str = "") -> list[str]:
 
 
 def is_free(key: str) -> bool:
-    """Tell whether a key is of a user's function's arguments, or is all of them."""
-    return key in FREE_KEYS or key.startswith(tuple(f"{free}." for free in FREE_KEYS))
+    """Tell whether a key is of a user's function's arguments, which have names of Python, or is all of them."""
+    of = next((free for free in FREE_KEYS if key.startswith(f"{free}.")), None)
+    return key in FREE_KEYS or (of is not None and key.removeprefix(f"{of}.").replace(".", "_").isidentifier())
 
 
 def is_known(key: str) -> bool:
