@@ -18,8 +18,10 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.stage import Bundle, Bundles, Stage, StageOutput, TensorSpec, packed, unpacked
 from pipebench.engine.stopwatch import Stopwatch, TellSpans
 from pipebench.engine.transport import Transport
+from pipebench.engine.update import Update
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import StageError
+from pipebench.record import UpdateRecord
 from pipebench.schedule.action import Action, Op, Schedule, Transfer
 from pipebench.schedule.memory import peak_in_flight
 from pipebench.values import Value, split, tensors_of
@@ -83,18 +85,20 @@ class _InFlight:
 class StepOutcome:
     """One step on one rank: what tells its spans, and this rank's part of the mini-batch's loss.
 
-    The loss is that of the last stage and what layers add to it; None on a rank that has no part in it.
+    The loss is that of the last stage and what layers add to it; None on a rank that has no part in it. `update` is
+    None where the step only accumulated, and where the engine cannot tell.
     """
 
     spans: TellSpans
     loss: float | None
+    update: UpdateRecord | None = None
 
 
 class Executor:
     """One rank of a pipeline.
 
-    `stages` and `optimizers` hold this rank's stages by number; `bundles` say what passes between each of them and
-    its sources and targets. An `O` action of a stage without an optimizer does nothing. `whereabouts` is told of every
+    `stages` are this rank's stages by number; `bundles` say what passes between each of them and
+    its sources and targets. `update` is None where the rows have no `O`. `whereabouts` is told of every
     action, for whoever asks why a rank hangs.
     """
 
@@ -104,7 +108,7 @@ class Executor:
         rank: int,
         stages: Mapping[int, Stage],
         bundles: Bundles,
-        optimizers: Mapping[int, torch.optim.Optimizer],
+        update: Update | None,
         transport: Transport,
         stopwatch: Stopwatch,
         whereabouts: Whereabouts,
@@ -114,7 +118,7 @@ class Executor:
         self._num_micro_batches = schedule.num_micro_batches
         self._stages = stages
         self._adds_to_loss = any(stage.has_auxiliary_loss for stage in stages.values())
-        self._optimizers = optimizers
+        self._update = update
         self._transport = transport
         self._stopwatch = stopwatch
         self._whereabouts = whereabouts
@@ -129,15 +133,18 @@ class Executor:
             Op.OPTIMIZER: self._optimizer_step,
         }
 
-    def run_step(self, step: int, inputs: Value | None, targets: Value | None, num_samples: int) -> StepOutcome:
+    def run_step(
+        self, step: int, inputs: Value | None, targets: Value | None, num_samples: int, loss_factor: float
+    ) -> StepOutcome:
         """Run the row once on a mini-batch.
 
         `inputs` are needed where stage 0 lives and `targets` where the last stage lives, on the device.
-        Gradients add up in `.grad`, weighted so that they are those of the mini-batch's mean loss. Raise
+        Gradients add up in `.grad`, those of the mini-batch's mean loss times `loss_factor`. Raise
         StageError, which names rank and action, for whatever goes wrong.
         """
         sizes = micro_batch_sizes(num_samples, self._num_micro_batches)
         self._step = step
+        self._loss_factor = loss_factor
         self._inputs = split(inputs, sizes) if inputs is not None else ()
         self._targets = split(targets, sizes) if targets is not None else ()
         self._weigh(sizes, num_samples)
@@ -196,6 +203,9 @@ class Executor:
                 received += [self._transport.receive(tag) for tag in message.tags]
         for tag in planned.settled:
             self._transport.settle(tag)
+        if self._update is not None and planned.action.op == Op.OPTIMIZER:
+            self._whereabouts.waits(planned.code)
+            self._update.prepare()
         self._whereabouts.runs(planned.code)
         self._stopwatch.start()
         result = self._run[planned.action.op](planned, received)
@@ -281,16 +291,14 @@ class Executor:
         """Return what is held of the micro-batch, from now on in flight no more, and a gradient for each root."""
         stage, m = action.stage, action.micro_batch
         held = self._in_flight.pop((stage, m))
-        gradients = [self._weights[m]] if stage == self._last_stage else received
+        gradients = [self._weights[m] * self._loss_factor] if stage == self._last_stage else received
         if len(held.roots) > len(gradients):  # the last root is that of an auxiliary loss
-            gradients = [*gradients, self._shares[m]]
+            gradients = [*gradients, self._shares[m] * self._loss_factor]
         return held, gradients
 
     def _optimizer_step(self, planned: _Planned, received: list[Tensor]) -> Sequence[Tensor]:
-        optimizer = self._optimizers.get(planned.action.stage)
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        assert self._update is not None
+        self._update.step(planned.action.stage)
         return []
 
 

@@ -1,6 +1,7 @@
 """The built-in engine: the stages a rank owns, put together from a schedule, layers and a transport."""
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +11,10 @@ from pipebench.engine.executor import Executor, StepOutcome, specs_between
 from pipebench.engine.stage import Bundles, Stage
 from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
+from pipebench.engine.update import MakeOptimizer, Update, UpdateRules, probe_scale
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.schedule.action import Schedule
-from pipebench.schedule.builders import with_optimizer
-
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+from pipebench.schedule.builders import with_optimizer, with_optimizer_last
 
 
 class Pipeline:
@@ -30,16 +30,18 @@ class Pipeline:
         stages: Mapping[int, Stage],
         bundles: Bundles,
         make_optimizer: MakeOptimizer,
+        rules: UpdateRules,
         transport: Transport,
         stopwatch: Stopwatch,
         whereabouts: Whereabouts,
     ) -> None:
-        parameters = {number: list(stage.module.parameters()) for number, stage in stages.items()}
-        optimizers = {number: make_optimizer(own) for number, own in parameters.items() if own}
-        self.optimizers = list(optimizers.values())
-        trained, around = with_optimizer(schedule), (transport, stopwatch, whereabouts)
-        self._train = Executor(trained, rank, stages, bundles, optimizers, *around)
-        self._accumulate = Executor(schedule, rank, stages, bundles, {}, *around)
+        self._update = update = Update(rules, parameters_of(stages), make_optimizer)
+        self.optimizers = list(update.optimizers.values())
+        trained = (with_optimizer_last if update.needs_every_backward else with_optimizer)(schedule)
+        around = (transport, stopwatch, whereabouts)
+        self._train = Executor(trained, rank, stages, bundles, update, *around)
+        self._accumulate = Executor(schedule, rank, stages, bundles, None, *around)
+        self._probe_scale = probe_scale(rules.config)
         self.layers = layers_of(stages)
         self._stages = list(stages.values())
         self._transport = transport
@@ -47,20 +49,29 @@ class Pipeline:
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Run one whole step: gradients and update."""
-        outcome = self._train.run_step(step, batch.inputs, batch.targets, len(batch))
+        self._update.begin(step)
+        factor = self._update.loss_factor
+        outcome = self._train.run_step(step, batch.inputs, batch.targets, len(batch), factor)
         for stage in self._stages:
             stage.batch_norms.commit()
-        return outcome
+        return dataclasses.replace(outcome, update=self._update.done)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
-        """Add one mini-batch's gradients to `.grad` and leave the weights alone."""
-        outcome = self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch))
+        """Add one mini-batch's gradients, times `probe_scale`, to `.grad` and leave the weights alone."""
+        outcome = self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch), self._probe_scale)
         for stage in self._stages:
             stage.batch_norms.forget()
         return outcome
 
     def gradients(self) -> dict[int, list[Tensor]]:
-        return gradients_of(self.layers)
+        summed = self._update.summed_gradients()
+        return {
+            index: [
+                summed.get(parameter, gradient)
+                for parameter, gradient in zip(self.layers[index].parameters(), gradients, strict=True)
+            ]
+            for index, gradients in gradients_of(self.layers).items()
+        }
 
     def held_bytes(self) -> int:
         """Sent tensors that wait to be fetched may lie where no profiler of tensors looks."""
@@ -70,6 +81,10 @@ class Pipeline:
 def layers_of(stages: Mapping[int, Stage]) -> dict[int, nn.Module]:
     """Return the layers of some stages by their index in the model."""
     return {stage.first_layer + index: layer for stage in stages.values() for index, layer in enumerate(stage.module)}
+
+
+def parameters_of(stages: Mapping[int, Stage]) -> dict[int, list[nn.Parameter]]:
+    return {number: list(stage.module.parameters()) for number, stage in stages.items()}
 
 
 def gradients_of(layers: Mapping[int, nn.Module]) -> dict[int, list[Tensor]]:

@@ -9,6 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,13 @@ from pipebench.data import batches
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import specs_between
 from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.engine.optimizer import make_optimizer
+from pipebench.engine.pipeline import layers_of
 from pipebench.engine.shared_memory import Room
 from pipebench.engine.stage import Bundle, Bundles, Loss, Stage, TensorSpec
 from pipebench.engine.stopwatch import CudaStopwatch, HostStopwatch
 from pipebench.engine.transport import Transport
+from pipebench.engine.update import UpdateRules, probe_scale
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import LossError
 from pipebench.harness.gate import largest_error, plain_gradients
@@ -31,13 +35,14 @@ from pipebench.harness.jobs import RankJob
 from pipebench.harness.launch import Progress, Report
 from pipebench.harness.memory import measure_memory, peak_rss_bytes, reset_peaks
 from pipebench.harness.setting import autocast_of, claim_cores
-from pipebench.harness.wire import EMPTY_TENSOR, join_group, one_way_time, transport_between
+from pipebench.harness.update_rules import update_rules
+from pipebench.harness.wire import EMPTY_TENSOR, carrier_of, join_group, one_way_time, transport_between
 from pipebench.models import layer_sequence
 from pipebench.models.layers import LayerSequence, build_layers, layout_of, skips_between
 from pipebench.peers.abilities import follows_rows, num_processes
 from pipebench.peers.protocol import Engine, Parts
 from pipebench.peers.registry import build_engine
-from pipebench.record import RankRecord
+from pipebench.record import RankRecord, UpdateRecord
 from pipebench.schedule.action import Row
 from pipebench.values import tensors_of
 
@@ -46,13 +51,6 @@ OWN_LOOPS = ("pipebench", "single")
 
 STEADY_WINDOW = 3
 STEADY_FRACTION = 0.02
-
-
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
 
 
 def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
@@ -102,6 +100,7 @@ def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
         peak_rss_bytes=rss,
         phases_s=phases.seconds,
         sent_bytes=engine.sent_bytes,
+        updates=run.updates if rank == 0 and any(run.updates) else [],
     )
     return record, run.row
 
@@ -175,7 +174,8 @@ class Bench:
             device,
             stages,
             self._bundles,
-            self._optimizer,
+            partial(make_optimizer, job.config.optimizer),
+            self._update_rules(stages, device),
             self._transport(device),
             CudaStopwatch() if device.type == "cuda" else HostStopwatch(),
             self._whereabouts,
@@ -221,7 +221,10 @@ class Bench:
             engine.accumulate(0, batch)
         reference = None
         if job.rank == 0:
-            reference = plain_gradients(self._model, batch, config.micro, config.seed, 0, device, autocast_of(config))
+            factor = probe_scale(config.optimizer)
+            reference = plain_gradients(
+                self._model, batch, config.micro, config.seed, 0, device, autocast_of(config), factor
+            )
         error = largest_error(engine.gradients(), reference, self._owners(), job.rank)
         for parameter in _parameters(engine):
             parameter.grad = None
@@ -308,9 +311,9 @@ class Bench:
         largest = {frozenset(edge): max([*sent[edge], *sent[edge[::-1]], 1]) for edge in sent}
         return {edge: Room(max(1, len(sizes)), largest[frozenset(edge)]) for edge, sizes in sent.items()}
 
-    def _optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        config = self._job.config.optimizer
-        return OPTIMIZERS[config.name](parameters, lr=config.lr, fused=True)  # type: ignore[call-arg]
+    def _update_rules(self, stages: Mapping[int, Stage], device: torch.device) -> UpdateRules:
+        config, layout, carrier = self._job.config, layout_of(self._model), carrier_of(self._job.config, device)
+        return update_rules(config, layout, self._owners(), self._job.rank, layers_of(stages), carrier)
 
 
 class Steps:
@@ -321,6 +324,7 @@ class Steps:
     ) -> None:
         self.step = 0
         self.losses: list[float] = []
+        self.updates: list[UpdateRecord | None] = []
         self.row = Row(())
         self._engine = engine
         self._mini_batch = mini_batch
@@ -362,6 +366,7 @@ class Steps:
         if outcome.loss is not None and not math.isfinite(outcome.loss):
             raise LossError(f"rank {dist.get_rank()}: the loss of step {self.step + 1} is {outcome.loss}")
         self.losses.append(loss)
+        self.updates.append(outcome.update)
         self.step += 1
         spans = outcome.spans()
         if not self.row:
@@ -415,7 +420,8 @@ def _whole_model_fits(job: RankJob, device: torch.device) -> bool:
 
 
 def _parameters(engine: Engine) -> list[nn.Parameter]:
-    return [parameter for layer in engine.layers.values() for parameter in layer.parameters()]
+    """Return what the engine's layers hold, each once, be it tied to several of them."""
+    return list(nn.ModuleList(engine.layers.values()).parameters())
 
 
 @contextlib.contextmanager

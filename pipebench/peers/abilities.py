@@ -6,7 +6,7 @@ No torch here: the parent asks, and a reason becomes the message of a skipped po
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from pipebench.config import RunConfig
+from pipebench.config import OptimizerConfig, RunConfig
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.machine import Machine
 from pipebench.record import LayerProfile
@@ -19,6 +19,12 @@ ONE_DEVICE = ("single",)
 
 WHOLE_MODEL = (*ONE_PROCESS, "ddp", "fsdp")
 """Engines that follow no rows of a schedule: each of their processes is given all layers."""
+
+OWN_UPDATE = ("single",)
+"""Engines of other kinds that update as the built-in one does."""
+
+ONE_COPY = ("torch", "deepspeed", "fsdp")
+"""Engines in which a parameter tied between layers may lie on no two ranks."""
 
 NO_PIPELINE = ("ddp", "fsdp", "single")
 """Engines without stages that wait for each other: what one would pick instead of a pipeline."""
@@ -44,20 +50,19 @@ def follows_rows(config: RunConfig) -> bool:
 
 def why_not(config: RunConfig, machine: Machine) -> str:
     """Return why this engine cannot run the point, in one line; "" where it can."""
-    return _REASONS[config.engine](config, machine) if config.engine in _REASONS else ""
+    if config.engine not in _REASONS:
+        return ""
+    return _REASONS[config.engine](config, machine) or _updates_otherwise(config)
 
 
 ONE_TENSOR = ("torch", "deepspeed", "torchgpipe")
 """Engines that hand one tensor from stage to stage, and take a micro-batch's loss for a mean over its samples."""
 
-UNTIED = (*ONE_TENSOR, "fsdp")
-"""Engines that know a parameter in one place alone; FSDP's groups, a stage each, share none."""
-
 
 def why_not_model(config: RunConfig, layers: LayerProfile) -> str:
     """Return why this engine cannot train the point's model right, in one line; "" where it can."""
     lacking = {
-        "parameters that layers share": (layers.ties, UNTIED),
+        "parameters that layers share": (layers.ties and config.stages > 1, ONE_COPY),
         "tensors that skip layers": (layers.skips, ONE_TENSOR),
         "layers that take several tensors": (layers.takes_tuple, ONE_TENSOR),
         "losses of inner layers": (layers.adds_to_loss, ONE_TENSOR),
@@ -129,6 +134,20 @@ def _cut_otherwise(config: RunConfig) -> str:
     pieces = [min(size, config.batch - start) for start in range(0, config.batch, size)]
     ours = micro_batch_sizes(config.batch, config.micro)
     return "" if pieces == ours else f"engine={config.engine} cuts batch={config.batch} into {pieces}, not {ours}"
+
+
+def _updates_otherwise(config: RunConfig) -> str:
+    """Tell which settings of an update an engine lacks here; it steps its optimizer after each mini-batch by itself."""
+    if config.engine in OWN_UPDATE:
+        return ""
+    if config.precision == "fp16":
+        return f"engine={config.engine} scales no loss, as precision=fp16 wants: pipebench and single do"
+    usual, optimizer = OptimizerConfig(), config.optimizer
+    for key in ("clip_norm", "loss_scale", "accumulate", "lr_schedule", "lr_warmup"):
+        value = getattr(optimizer, key)
+        if value != getattr(usual, key):
+            return f"engine={config.engine} updates without optimizer.{key}={value}: pipebench and single have it"
+    return ""
 
 
 def _ragged(config: RunConfig) -> str:

@@ -55,6 +55,22 @@ def test_torch_recomputes_where_the_backward_is_one_piece(schedule: str, recompu
             "engine=torch micro=5",
             "engine=torch wants equal micro-batches: micro=5 does not divide batch=32",
         ),
+        (
+            "engine=torch optimizer.clip_norm=1",
+            "engine=torch updates without optimizer.clip_norm=1.0: pipebench and single have it",
+        ),
+        (
+            "engine=ddp optimizer.accumulate=2",
+            "engine=ddp updates without optimizer.accumulate=2: pipebench and single have it",
+        ),
+        (
+            "engine=fsdp optimizer.lr_schedule=cosine optimizer.lr_decay=9",
+            "engine=fsdp updates without optimizer.lr_schedule=cosine: pipebench and single have it",
+        ),
+        (
+            "engine=torch precision=fp16 optimizer.loss_scale=dynamic",
+            "engine=torch scales no loss, as precision=fp16 wants: pipebench and single do",
+        ),
         ("engine=single", "engine=single is one process without a pipeline: stages=2, and it wants 1"),
         (
             "engine=single stages=1 schedule=naive",
@@ -97,7 +113,7 @@ PLAIN_LAYERS = LayerProfile(1, ["Linear"], [], [], [], [], [4], [0], [0], [4], [
     ("layers", "lacking", "engines"),
     [
         (replace(PLAIN_LAYERS, skips=[[0, 2, 64]]), "tensors that skip layers", "torch deepspeed torchgpipe"),
-        (replace(PLAIN_LAYERS, ties=[[0, 3]]), "parameters that layers share", "torch deepspeed torchgpipe fsdp"),
+        (replace(PLAIN_LAYERS, ties=[[0, 3]]), "parameters that layers share", "torch deepspeed fsdp"),
         (replace(PLAIN_LAYERS, takes_tuple=True), "layers that take several tensors", "torch deepspeed torchgpipe"),
         (replace(PLAIN_LAYERS, adds_to_loss=True), "losses of inner layers", "torch deepspeed torchgpipe"),
         (

@@ -1,22 +1,30 @@
 """The real engine on threads: every rank builds its stage, and the world carries tensors between them."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from in_process import InProcessTransport, LockedStage, run_ranks
+from in_process import InProcessGroup, InProcessTransport, LockedStage, run_ranks
 from plain import SEED, Model, build, mini_batch, sequence_of
 from torch import Tensor, nn
 
+from pipebench.config import OptimizerConfig
 from pipebench.data.batch import MiniBatch
+from pipebench.engine.group import Alone
 from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.engine.optimizer import make_optimizer as configured
 from pipebench.engine.partition import split_uniformly
-from pipebench.engine.pipeline import Pipeline
+from pipebench.engine.pipeline import Pipeline, layers_of
 from pipebench.engine.stage import Bundle, Loss, TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
+from pipebench.engine.update import MakeOptimizer, UpdateRules
 from pipebench.engine.whereabouts import RECORD_BYTES, Whereabouts
-from pipebench.models.layers import LayerSequence, layout_of, skips_between
+from pipebench.harness.update_rules import tied_on
+from pipebench.models.layers import LayerSequence, Layout, layout_of, skips_between
+from pipebench.record import UpdateRecord
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import Recompute, with_recompute
 from pipebench.schedule.catalogue import build as build_schedule
@@ -25,7 +33,7 @@ from pipebench.values import tensors_of
 
 CPU = torch.device("cpu")
 
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+SGD = OptimizerConfig(name="sgd", lr=0.1)
 
 
 def unseen() -> Whereabouts:
@@ -36,13 +44,20 @@ def sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
+def alone(optimizer: OptimizerConfig = SGD) -> UpdateRules:
+    return UpdateRules(optimizer, 0, 1, (), Alone())
+
+
 @dataclass
 class Outcome:
-    """All ranks together: every layer in order, a loss for each step, and each rank's spans of the last step."""
+    """All ranks together: every layer in order, a loss and an update for each step, each rank's spans of the last step,
+    and each layer's gradients as an engine tells them."""
 
     layers: list[nn.Module]
     losses: list[float]
     spans: list[tuple[Span, ...]]
+    updates: list[UpdateRecord | None]
+    gradients: list[list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -121,33 +136,64 @@ def run(
     point: Point,
     num_steps: int = 1,
     train: bool = False,
-    make_optimizer: MakeOptimizer = sgd,
+    optimizer: OptimizerConfig = SGD,
+    make_optimizer: MakeOptimizer | None = None,
     prepare: Callable[[list[nn.Module]], None] | None = None,
 ) -> Outcome:
-    """Accumulate (or train) `num_steps` mini-batches on a thread for each rank."""
+    """Accumulate (or train) `num_steps` mini-batches on a thread for each rank, each with copies of what is tied."""
     layers, loss = build(point.model)
     if prepare is not None:
         prepare(layers)
+    schedule, layout = point.schedule, layout_of(sequence_of(point.model))
+    counts = split_uniformly(len(layers), schedule.num_stages)
+    owners = [rank for rank, count in zip(schedule.stage_ranks, counts, strict=True) for _ in range(count)]
+    _copy_ties(layers, layout, owners)
     stages = point.stages(layers, loss)
     bundles = point.bundles(stages) if prepare is not None else _known_bundles(point, stages)
-    schedule = point.schedule
 
-    def work(rank: int, transport: InProcessTransport) -> tuple[list[float | None], tuple[Span, ...]]:
+    def work(rank: int, transport: InProcessTransport) -> _OfRank:
         stopwatch = HostStopwatch()  # it times the thread that makes it
         try:
             own = {number: stages[number] for number in schedule.stages_of_rank(rank)}
             around = {edge: bundles[edge] for edge in bundles if set(edge) & set(own)}
-            pipeline = Pipeline(schedule, rank, own, around, make_optimizer, transport, stopwatch, unseen())
+            tied = tied_on(rank, layout, owners, layers_of(own))
+            rules = UpdateRules(optimizer, rank, schedule.num_ranks, tied, InProcessGroup(transport.world, rank))
+            make = make_optimizer or partial(configured, optimizer)
+            pipeline = Pipeline(schedule, rank, own, around, make, rules, transport, stopwatch, unseen())
             one_step = pipeline.train if train else pipeline.accumulate
             outcomes = [one_step(step, point.mini_batch(step)) for step in range(num_steps)]
-            return [outcome.loss for outcome in outcomes], outcomes[-1].spans()
+            losses, updates = [each.loss for each in outcomes], [each.update for each in outcomes]
+            return _OfRank(losses, updates, outcomes[-1].spans(), pipeline.gradients())
         finally:
             stopwatch.close()
 
     results = run_ranks(schedule.num_ranks, work)
-    parts = zip(*(losses for losses, _ in results), strict=True)
+    parts = zip(*(result.losses for result in results), strict=True)
+    told = {repr(result.updates) for result in results}  # an overflowed norm may be not-a-number, which equals nothing
+    assert len(told) == 1, f"ranks disagree on an update: {told}"
+    gradients = {index: own for result in results for index, own in result.gradients.items()}
     return Outcome(
         layers=[layer for stage in stages for layer in stage.module],
         losses=[sum(part for part in of_step if part is not None) for of_step in parts],
-        spans=[spans for _, spans in results],
+        spans=[result.spans for result in results],
+        updates=results[0].updates,
+        gradients=[gradients[index] for index in range(len(layers))],
     )
+
+
+@dataclass
+class _OfRank:
+    losses: list[float | None]
+    updates: list[UpdateRecord | None]
+    spans: tuple[Span, ...]
+    gradients: dict[int, list[Tensor]]
+
+
+def _copy_ties(layers: list[nn.Module], layout: Layout, owners: list[int]) -> None:
+    """Give every rank a copy of its own of each tied parameter, as ranks that build their own layers have."""
+    for tie in layout.ties:
+        copies: dict[int, nn.Parameter] = {}
+        for index, name in tie.places:
+            owner, _, last = name.rpartition(".")
+            parameter = copies.setdefault(owners[index], copy.deepcopy(layers[index].get_parameter(name)))
+            setattr(layers[index].get_submodule(owner), last, parameter)
