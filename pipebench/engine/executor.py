@@ -144,10 +144,9 @@ class Executor:
         """
         sizes = micro_batch_sizes(num_samples, self._num_micro_batches)
         self._step = step
-        self._loss_factor = loss_factor
         self._inputs = split(inputs, sizes) if inputs is not None else ()
         self._targets = split(targets, sizes) if targets is not None else ()
-        self._weigh(sizes, num_samples)
+        self._weigh(sizes, num_samples, loss_factor)
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._put_off: dict[tuple[int, int], Any] = {}
         self._handed_over: dict[tuple[Action, Action], Sequence[Tensor]] = {}
@@ -172,23 +171,28 @@ class Executor:
         losses, weights = zip(*self._losses, strict=True)
         return float((torch.stack(losses) * torch.stack(weights)).sum())
 
-    def _weigh(self, sizes: Sequence[int], num_samples: int) -> None:
+    def _weigh(self, sizes: Sequence[int], num_samples: int, loss_factor: float) -> None:
         """Set what each micro-batch's loss counts: its share of what the loss is a mean of, or of the samples.
 
-        On the device at once: a copy in each backward would make the host wait for a GPU.
+        With the gradients that backwards start from: on the device at once, for a copy in each backward would make the
+        host wait for a GPU.
         """
-        self._weights: Sequence[Tensor] = ()
         self._counts: Sequence[int] = ()
-        device = self._transport.device
         last = self._stages.get(self._last_stage)
         if last is not None and last.loss is not None:
             self._counts = [int(last.loss.count(target)) for target in self._targets]
             whole = sum(self._counts)
             if whole == 0:
                 raise StageError(f"rank {self._rank}: there is nothing in the mini-batch of step {self._step} to learn")
-            self._weights = torch.tensor([count / whole for count in self._counts], device=device).unbind()
+            self._weights, self._loss_gradients = self._on_device([n / whole for n in self._counts], loss_factor)
         if self._adds_to_loss:
-            self._shares = torch.tensor([size / num_samples for size in sizes], device=device).unbind()
+            shares = [size / num_samples for size in sizes]
+            self._shares, self._auxiliary_gradients = self._on_device(shares, loss_factor)
+
+    def _on_device(self, shares: Sequence[float], factor: float) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Return each share, and each times the factor."""
+        plain = torch.tensor(shares, device=self._transport.device)
+        return plain.unbind(), (plain * factor).unbind()
 
     def _execute(self, planned: _Planned) -> None:
         received: list[Tensor] = []
@@ -291,9 +295,9 @@ class Executor:
         """Return what is held of the micro-batch, from now on in flight no more, and a gradient for each root."""
         stage, m = action.stage, action.micro_batch
         held = self._in_flight.pop((stage, m))
-        gradients = [self._weights[m] * self._loss_factor] if stage == self._last_stage else received
+        gradients = [self._loss_gradients[m]] if stage == self._last_stage else received
         if len(held.roots) > len(gradients):  # the last root is that of an auxiliary loss
-            gradients = [*gradients, self._shares[m] * self._loss_factor]
+            gradients = [*gradients, self._auxiliary_gradients[m]]
         return held, gradients
 
     def _optimizer_step(self, planned: _Planned, received: list[Tensor]) -> Sequence[Tensor]:
