@@ -27,7 +27,7 @@ LAYERS = [
         "values",
         "layer",
     ],
-    ["config", "compose", "learning_rate", "record", "metrics", "costs", "rows", "grid", "ledger", "render"],
+    ["config", "target", "compose", "learning_rate", "record", "metrics", "costs", "rows", "grid", "ledger", "render"],
     ["models", "data", "engine"],
     ["peers"],
     ["harness"],
@@ -49,14 +49,15 @@ ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
 WITHOUT_TORCH = ["errors", "seeds", "machine", "interrupts", "temporary", "conditions", "files", "schedule", "trace",
-                 "config", "compose", "learning_rate", "record", "metrics", "costs", "ledger", "rows", "grid", "render",
-                 "display", "report", "tracking", "dry_run", "perf", "compare", "cli", "push", "dashboard",
-                 "__main__"]  # fmt: skip
+                 "config", "target", "compose", "learning_rate", "record", "metrics", "costs", "ledger", "rows",
+                 "grid", "render", "display", "report", "tracking", "dry_run", "perf", "compare", "cli", "push",
+                 "dashboard", "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",
     "pipebench.engine.microbatch",
     "pipebench.engine.whereabouts",
     "pipebench.peers.abilities",
+    "pipebench.harness.admit",
     "pipebench.harness.failures",
     "pipebench.harness.hang",
     "pipebench.harness.forecast",
