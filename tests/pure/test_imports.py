@@ -29,6 +29,7 @@ LAYERS = [
     ],
     [
         "config",
+        "target",
         "compose",
         "learning_rate",
         "record",
@@ -61,7 +62,7 @@ ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
 WITHOUT_TORCH = ["errors", "seeds", "machine", "interrupts", "temporary", "conditions", "files", "schedule", "trace",
-                 "config", "compose", "learning_rate", "record", "metrics", "activations", "costs", "ledger",
+                 "config", "target", "compose", "learning_rate", "record", "metrics", "activations", "costs", "ledger",
                  "rows", "grid", "render", "display", "report", "tracking", "dry_run", "perf", "compare", "cli", "push",
                  "dashboard", "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
@@ -70,6 +71,7 @@ TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.microbatch",
     "pipebench.engine.whereabouts",
     "pipebench.peers.abilities",
+    "pipebench.harness.admit",
     "pipebench.harness.failures",
     "pipebench.harness.hang",
     "pipebench.harness.forecast",
