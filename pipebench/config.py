@@ -151,6 +151,10 @@ class RunConfig:
     transport: str = MISSING
     warmup: int = MISSING
     steps: int = MISSING
+    evaluate_every: int = MISSING
+    evaluate_batch: int | None = MISSING
+    save: bool = MISSING
+    load: str | None = MISSING
     repeats: int = MISSING
     noise_floor: bool = MISSING
     on_failure: str = MISSING
@@ -179,8 +183,18 @@ NOT_PART_OF_THE_POINT = (
 )
 """Keys that say where results go, what to measure again or what to do about a failure, not what is measured."""
 
-USUALLY = {"transport": "auto", "batch_norm": "deferred"}
+USUALLY = {
+    "transport": "auto",
+    "batch_norm": "deferred",
+    "evaluate_every": 0,
+    "evaluate_batch": None,
+    "save": False,
+    "load": None,
+}
 """Keys that came later, with what they were before."""
+
+SAVED_FILE = "saved.json"
+"""What a folder must hold to be loaded; see `saved`."""
 
 RESOLVED_BY_THE_MACHINE = ("device", "threads")
 """Keys whose `auto` becomes what the machine has, so that the same command line has other keys elsewhere."""
@@ -206,8 +220,10 @@ def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     _check_schedule(config)
     device = _resolve_device(config.device, machine)
     threads = _resolve_threads(config, machine)
+    _check_load(config)
     if config.engine == "simulate":
         _check_profile(config)
+        config = dataclasses.replace(config, evaluate_every=0, evaluate_batch=None, save=False, load=None)
     else:  # real runs measure, so that both may stand in one sweep
         config = dataclasses.replace(config, profile=None)
     return dataclasses.replace(config, device=device, threads=threads)
@@ -228,6 +244,8 @@ def key_of(config: RunConfig, apart_from: Collection[str] = ()) -> str:
         point["schedule"] = hashlib.sha256(Path(config.schedule).read_bytes()).hexdigest()
     if config.profile is not None:
         point["profile"] = hashlib.sha256(Path(config.profile).read_bytes()).hexdigest()
+    if config.load is not None:
+        point["load"] = hashlib.sha256((Path(config.load) / SAVED_FILE).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -330,9 +348,14 @@ def _check_resume(config: RunConfig) -> None:
 
 
 def _check_numbers(config: RunConfig) -> None:
-    for key in ("stages", "micro", "replicas", "batch", "warmup", "steps", "repeats"):
+    for key in ("stages", "micro", "replicas", "batch", "steps", "repeats"):
         if getattr(config, key) < 1:
             _fail(key, getattr(config, key), "a whole number of at least 1")
+    for key in ("warmup", "evaluate_every"):
+        if getattr(config, key) < 0:
+            _fail(key, getattr(config, key), "a whole number of at least 0")
+    if config.evaluate_batch is not None and config.evaluate_batch < 1:
+        _fail("evaluate_batch", config.evaluate_batch, "a whole number of at least 1, or null for as many as batch")
     if config.replicas != 1:
         _fail("replicas", config.replicas, "1 (data parallelism beside the pipeline is not built yet)")
     if not config.optimizer.lr > 0:
@@ -348,6 +371,11 @@ def _check_numbers(config: RunConfig) -> None:
             _fail(key, limit, f"auto or seconds above 0 and up to {LONGEST_LIMIT_S}")
     if isinstance(config.data, TextConfig):
         _check_text(config.data, config.model.sequence + 1)
+
+
+def _check_load(config: RunConfig) -> None:
+    if config.load is not None and not (Path(config.load) / SAVED_FILE).is_file():
+        _fail("load", config.load, f"null, or a folder that save=true made, with a {SAVED_FILE}")
 
 
 def _check_text(data: TextConfig, at_least: int) -> None:

@@ -70,6 +70,15 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Loss and metrics after so many training steps."""
+
+    step: int
+    loss: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class RankRecord:
     """What one rank delivers. Times of step i are in seconds since step i began, the same moment on all ranks.
 
@@ -77,7 +86,8 @@ class RankRecord:
     tell. `transfer_s` holds for each of the rank's stages the one-way time of its input from another rank, 0 where
     that comes from this one; `latency_s` that of an almost empty tensor. `losses` covers every training step, warm-up
     included, on the rank of the last stage. `sent_bytes` are those of a step's tensors for other ranks, None where the
-    engine cannot tell.
+    engine cannot tell. `first_step` is the number of training steps done before, those of a loaded run. `evaluations`
+    stand on rank 0.
     """
 
     rank: int
@@ -93,6 +103,8 @@ class RankRecord:
     peak_rss_bytes: int
     phases_s: dict[str, float]
     sent_bytes: int | None = None
+    first_step: int = 0
+    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +208,15 @@ def losses(repeat: Repeat) -> list[float]:
     return next((record.losses for record in repeat.ranks if record.losses), [])
 
 
+def first_step(repeat: Repeat) -> int:
+    """Return how many steps had been trained before the first of these."""
+    return repeat.ranks[0].first_step if repeat.ranks else 0
+
+
+def evaluations(repeat: Repeat) -> list[Evaluation]:
+    return next((record.evaluations for record in repeat.ranks if record.evaluations), [])
+
+
 def write_json(path: Path, content: object) -> None:
     """Write atomically; raise ResultError, one line, where the disk is full or the folder cannot be written."""
     text = json.dumps(content, indent=None, separators=(",", ":"), allow_nan=True)
@@ -292,6 +313,7 @@ def _repeat_from(content: dict[str, Any]) -> Repeat:
             **{
                 **rank,
                 "memory": StageMemory(**rank["memory"]),
+                "evaluations": [Evaluation(**each) for each in rank.get("evaluations", [])],
                 "spans": [[(start, end, delay) for start, end, delay in step] for step in rank["spans"]],
             }
         )

@@ -1,11 +1,15 @@
 """Mini-batches that depend on the seed and the step alone: the same for any K, M and schedule."""
 
+import dataclasses
 from collections.abc import Callable
 
 from pipebench.config import RunConfig, TextConfig
 from pipebench.data.batch import MiniBatch
 from pipebench.data.teacher import teacher_batches
 from pipebench.data.text import text_batches
+
+EVALUATION_STEP = 2**31
+"""The step whose mini-batch is evaluated: no training comes so far."""
 
 
 def batches(config: RunConfig) -> Callable[[int], MiniBatch]:
@@ -15,3 +19,8 @@ def batches(config: RunConfig) -> Callable[[int], MiniBatch]:
             return text_batches(config.data, config.model, config.batch, config.seed)
         case _:
             return teacher_batches(config.model, config.batch, config.seed)
+
+
+def evaluation_batch(config: RunConfig) -> MiniBatch:
+    """Return what is evaluated, the same whenever it is, on the CPU."""
+    return batches(dataclasses.replace(config, batch=config.evaluate_batch or config.batch))(EVALUATION_STEP)

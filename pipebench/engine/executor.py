@@ -7,7 +7,7 @@ neither models nor processes: stages compute, a transport carries.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -81,13 +81,15 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One step on one rank: what tells its spans, and this rank's part of the mini-batch's loss.
+    """One step on one rank: what tells its spans, and this rank's part of the mini-batch's loss and metrics.
 
-    The loss is that of the last stage and what layers add to it; None on a rank that has no part in it.
+    The loss is that of the last stage and what layers add to it; None on a rank that has no part in it. Metrics are
+    known to the last stage's rank, and of an evaluation only.
     """
 
     spans: TellSpans
     loss: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Executor:
@@ -95,7 +97,7 @@ class Executor:
 
     `stages` and `optimizers` hold this rank's stages by number; `bundles` say what passes between each of them and
     its sources and targets. An `O` action of a stage without an optimizer does nothing. `whereabouts` is told of every
-    action, for whoever asks why a rank hangs.
+    action, for whoever asks why a rank hangs. Where the schedule has forwards alone, nothing of them is kept.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Executor:
         self._rank = rank
         self._last_stage = schedule.num_stages - 1
         self._num_micro_batches = schedule.num_micro_batches
+        self._goes_back = _goes_back(schedule)
         self._stages = stages
         self._adds_to_loss = any(stage.has_auxiliary_loss for stage in stages.values())
         self._optimizers = optimizers
@@ -137,14 +140,35 @@ class Executor:
         StageError, which names rank and action, for whatever goes wrong.
         """
         sizes = micro_batch_sizes(num_samples, self._num_micro_batches)
+        return self.run_pass(step, inputs, targets, sizes, num_samples, self.count(targets))
+
+    def count(self, targets: Value | None) -> int:
+        """Return how many things the loss would be the mean of; 0 where the last stage lives elsewhere."""
+        last = self._stages.get(self._last_stage)
+        return 0 if last is None or last.loss is None else int(last.loss.count(targets))
+
+    def run_pass(
+        self,
+        step: int,
+        inputs: Value | None,
+        targets: Value | None,
+        sizes: Sequence[int],
+        num_samples: int,
+        num_counted: int,
+    ) -> StepOutcome:
+        """Run the row once on micro-batches of these sizes, a part of or all of a mini-batch.
+
+        That one has `num_samples`, and its loss is the mean of `num_counted` things (see `count`).
+        """
         self._step = step
         self._inputs = split(inputs, sizes) if inputs is not None else ()
         self._targets = split(targets, sizes) if targets is not None else ()
-        self._weigh(sizes, num_samples)
+        self._weigh(sizes, num_samples, num_counted)
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._put_off: dict[tuple[int, int], Any] = {}
         self._handed_over: dict[tuple[Action, Action], Sequence[Tensor]] = {}
         self._losses: list[tuple[Tensor, Tensor]] = []
+        self._metrics = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
         for post in self._posted_at_first:
             self._transport.post(*post)
         for planned in self._plan:
@@ -155,17 +179,12 @@ class Executor:
                 raise StageError(f"rank {self._rank} failed at {planned.action}: {told}") from error
         self._transport.finish()
         self._whereabouts.between()
+        self._inputs = self._targets = ()
         spans = self._stopwatch.step_done(self._rank, self._actions)
-        return StepOutcome(spans, self._loss())
+        loss = _weighed(self._losses) if self._losses else None  # the host asks for it once a step
+        return StepOutcome(spans, loss, {name: _weighed(values) for name, values in self._metrics.items()})
 
-    def _loss(self) -> float | None:
-        """Return this rank's part of the mini-batch's loss; the host asks for it once a step."""
-        if not self._losses:
-            return None
-        losses, weights = zip(*self._losses, strict=True)
-        return float((torch.stack(losses) * torch.stack(weights)).sum())
-
-    def _weigh(self, sizes: Sequence[int], num_samples: int) -> None:
+    def _weigh(self, sizes: Sequence[int], num_samples: int, num_counted: int) -> None:
         """Set what each micro-batch's loss counts: its share of what the loss is a mean of, or of the samples.
 
         On the device at once: a copy in each backward would make the host wait for a GPU.
@@ -175,11 +194,10 @@ class Executor:
         device = self._transport.device
         last = self._stages.get(self._last_stage)
         if last is not None and last.loss is not None:
-            self._counts = [int(last.loss.count(target)) for target in self._targets]
-            whole = sum(self._counts)
-            if whole == 0:
+            self._counts = [self.count(target) for target in self._targets]
+            if num_counted == 0:
                 raise StageError(f"rank {self._rank}: there is nothing in the mini-batch of step {self._step} to learn")
-            self._weights = torch.tensor([count / whole for count in self._counts], device=device).unbind()
+            self._weights = torch.tensor([count / num_counted for count in self._counts], device=device).unbind()
         if self._adds_to_loss:
             self._shares = torch.tensor([size / num_samples for size in sizes], device=device).unbind()
 
@@ -219,8 +237,9 @@ class Executor:
             for tensor, spec in zip(received, specs, strict=True):
                 tensor.requires_grad_(spec.requires_grad)
             held = _InFlight(received, [])
-        self._in_flight[stage, m] = held
-        with torch.set_grad_enabled(not planned.recomputed):
+        if self._goes_back:
+            self._in_flight[stage, m] = held
+        with torch.set_grad_enabled(self._goes_back and not planned.recomputed):
             output = self._compute(planned, held, again=False)
         if stage == self._last_stage:
             assert isinstance(output.value, Tensor)
@@ -228,7 +247,7 @@ class Executor:
                 self._losses.append((output.value.detach(), self._weights[m]))
         if output.auxiliary is not None:
             self._losses.append((output.auxiliary.detach(), self._shares[m]))
-        if not planned.recomputed:
+        if self._goes_back and not planned.recomputed:
             self._hold(planned, held, output)
         return [] if stage == self._last_stage else [tensor.detach() for tensor in packed(planned.leaving, output)]
 
@@ -245,7 +264,11 @@ class Executor:
         output = stage.run(value, kept, self._step, m, again)
         if number < self._last_stage:
             return output
-        return StageOutput(stage.loss_of(output.value, self._targets[m]), {}, output.auxiliary)
+        target = self._targets[m]
+        if not self._goes_back and self._counts[m]:
+            for name, value in stage.metrics_of(output.value, target).items():
+                self._metrics[name].append((value, self._weights[m]))
+        return StageOutput(stage.loss_of(output.value, target), {}, output.auxiliary)
 
     def _hold(self, planned: _Planned, held: _InFlight, output: StageOutput) -> None:
         """Keep where the backward will start; not at the mean of nothing, which is no number."""
@@ -292,6 +315,17 @@ class Executor:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return []
+
+
+def _weighed(values: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Return the sum of some numbers times their weights."""
+    numbers, weights = zip(*values, strict=True)
+    return float((torch.stack(numbers) * torch.stack(weights)).sum())
+
+
+def _goes_back(schedule: Schedule) -> bool:
+    """Tell whether forwards have a backward; those of an evaluation have none."""
+    return Op.BACKWARD in schedule.place or Op.INPUT_GRADIENT in schedule.place
 
 
 def _gradients_of(held: _InFlight) -> list[Tensor]:
@@ -403,7 +437,7 @@ def _posts(
         for place, message in enumerate(arriving):
             needed[message.consumer][source] = place + 1
     num_posted = dict.fromkeys(incoming, 0)
-    most_in_flight = peak_in_flight(schedule)[rank]
+    most_in_flight = peak_in_flight(schedule)[rank] if _goes_back(schedule) else 0
     in_flight = num_done = 0
 
     def ahead(source: int, num_needed: int) -> Iterator[_Post]:

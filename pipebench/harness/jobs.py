@@ -17,7 +17,8 @@ class RankJob:
     """One rank of a point: its row in a validated schedule, its share of the layers, its cores.
 
     `cores` is empty when there are not enough to give every rank its own; `model_bytes` are the weights of the
-    whole model; `store` is a file through which the ranks find each other.
+    whole model; `store` is a file through which the ranks find each other, and `save_in` the folder to save what was
+    trained in, "" for nowhere.
     """
 
     config: RunConfig
@@ -27,6 +28,7 @@ class RankJob:
     rank: int
     cores: tuple[int, ...]
     store: str
+    save_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)

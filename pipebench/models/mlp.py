@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from pipebench.config import MlpConfig
 from pipebench.linear import Linear
+from pipebench.models.accuracy import accuracy
 from pipebench.models.layers import LayerSequence, Loss, one_by_one
 
 
@@ -36,4 +37,5 @@ def mlp(config: MlpConfig) -> LayerSequence:
         *residuals,
         partial(Linear, config.width, config.outputs),
     )
-    return LayerSequence(config.num_layers, one_by_one(makers), losses[config.task])
+    metrics = {"accuracy": accuracy} if config.task == "classification" else {}
+    return LayerSequence(config.num_layers, one_by_one(makers), losses[config.task], metrics=metrics)

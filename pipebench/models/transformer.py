@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from pipebench.config import TransformerConfig
 from pipebench.linear import Linear
+from pipebench.models.accuracy import accuracy
 from pipebench.models.layers import LayerSequence, one_by_one
 
 _INIT_STD = 0.02
@@ -94,7 +95,7 @@ def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 def transformer(config: TransformerConfig) -> LayerSequence:
     blocks = (partial(Attention, config), partial(FeedForward, config)) * config.layers
     makers = (partial(Embedding, config), *blocks, partial(Head, config))
-    return LayerSequence(config.num_layers, one_by_one(makers), next_token_loss)
+    return LayerSequence(config.num_layers, one_by_one(makers), next_token_loss, metrics={"accuracy": accuracy})
 
 
 def _residual_std(config: TransformerConfig) -> float:

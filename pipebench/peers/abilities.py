@@ -19,6 +19,9 @@ ONE_DEVICE = ("single",)
 WHOLE_MODEL = (*ONE_PROCESS, "ddp", "fsdp")
 """Engines that follow no rows of a schedule: each of their processes is given all layers."""
 
+SAVES = ("single",)
+"""Engines of other kinds whose layers and optimizers can be saved and loaded as those of the built-in one."""
+
 NO_PIPELINE = ("ddp", "fsdp", "single")
 """Engines without stages that wait for each other: what one would pick instead of a pipeline."""
 
@@ -43,7 +46,9 @@ def follows_rows(config: RunConfig) -> bool:
 
 def why_not(config: RunConfig, machine: Machine) -> str:
     """Return why this engine cannot run the point, in one line; "" where it can."""
-    return _REASONS[config.engine](config, machine) if config.engine in _REASONS else ""
+    if config.engine not in _REASONS:
+        return ""
+    return _REASONS[config.engine](config, machine) or _trains_only(config)
 
 
 TORCH_SCHEDULES = {
@@ -108,6 +113,16 @@ def _cut_otherwise(config: RunConfig) -> str:
     pieces = [min(size, config.batch - start) for start in range(0, config.batch, size)]
     ours = micro_batch_sizes(config.batch, config.micro)
     return "" if pieces == ours else f"engine={config.engine} cuts batch={config.batch} into {pieces}, not {ours}"
+
+
+def _trains_only(config: RunConfig) -> str:
+    """Tell what an engine lacks that does no more here than train."""
+    if config.evaluate_every:
+        return f"engine={config.engine} evaluates nothing: evaluate_every={config.evaluate_every}, and it wants 0"
+    if (config.save or config.load is not None) and config.engine not in SAVES:
+        key, value = ("save", config.save) if config.save else ("load", config.load)
+        return f"engine={config.engine} neither saves nor loads: {key}={value}; pipebench and single do"
+    return ""
 
 
 def _ragged(config: RunConfig) -> str:

@@ -1,7 +1,7 @@
 """The real engine on threads: every rank builds its stage, and the world carries tensors between them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,9 +10,10 @@ from plain import SEED, Model, build, mini_batch, sequence_of
 from torch import Tensor, nn
 
 from pipebench.data.batch import MiniBatch
-from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.engine.executor import StepOutcome
+from pipebench.engine.microbatch import micro_batch_sizes, passes_of
 from pipebench.engine.partition import split_uniformly
-from pipebench.engine.pipeline import Pipeline
+from pipebench.engine.pipeline import Pipeline, eval_mode
 from pipebench.engine.stage import Bundle, Loss, TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
 from pipebench.engine.whereabouts import RECORD_BYTES, Whereabouts
@@ -36,13 +37,23 @@ def sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    loss: float
+    metrics: dict[str, float]
+
+
 @dataclass
 class Outcome:
-    """All ranks together: every layer in order, a loss for each step, and each rank's spans of the last step."""
+    """All ranks together: every layer in order, a loss for each step, and each rank's spans of the last step.
+
+    `evaluations` are those after the first step, then those after the second, and so on.
+    """
 
     layers: list[nn.Module]
     losses: list[float]
     spans: list[tuple[Span, ...]]
+    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -80,14 +91,17 @@ class Point:
             is_last = number == schedule.num_stages - 1
             own = layers[first : first + count]
             splits = schedule.splits_backward(number)
-            weighed = Loss(loss, sequence_of(self.model).count) if is_last else None
+            sequence = sequence_of(self.model)
+            weighed = Loss(loss, sequence.count, sequence.metrics) if is_last else None
             stages.append(LockedStage(own, first, SEED, CPU, self.autocast, weighed, splits, self.deferred))
         return stages
 
     def bundles(self, stages: list[LockedStage]) -> dict[tuple[int, int], list[Bundle]]:
+        return self.bundles_for(stages, micro_batch_sizes(self.num_samples, self.num_micro_batches))
+
+    def bundles_for(self, stages: list[LockedStage], sizes: Sequence[int]) -> dict[tuple[int, int], list[Bundle]]:
         """Return what passes around every stage by micro-batch; equal micro-batches share theirs."""
         inputs = self.mini_batch(0).inputs
-        sizes = micro_batch_sizes(self.num_samples, self.num_micro_batches)
         schedule, names = self.schedule, self.names_between(self.schedule.num_stages)
         specs = {size: tuple(TensorSpec((size, *x.shape[1:]), x.dtype) for x in tensors_of(inputs)) for size in sizes}
         found = {(-1, 0): {size: Bundle(specs[size], isinstance(inputs, tuple)) for size in sizes}}
@@ -123,31 +137,66 @@ def run(
     train: bool = False,
     make_optimizer: MakeOptimizer = sgd,
     prepare: Callable[[list[nn.Module]], None] | None = None,
+    evaluated: Sequence[MiniBatch] = (),
+    first_step: int = 0,
+    load: Callable[[Pipeline], None] = lambda pipeline: None,
+    save: Callable[[Pipeline], None] = lambda pipeline: None,
 ) -> Outcome:
-    """Accumulate (or train) `num_steps` mini-batches on a thread for each rank."""
+    """Accumulate (or train) `num_steps` mini-batches on a thread for each rank; evaluate some after each of them.
+
+    Each rank calls `load` before the first and `save` after the last.
+    """
     layers, loss = build(point.model)
     if prepare is not None:
         prepare(layers)
     stages = point.stages(layers, loss)
     bundles = point.bundles(stages) if prepare is not None else _known_bundles(point, stages)
     schedule = point.schedule
+    most_samples = micro_batch_sizes(point.num_samples, point.num_micro_batches)[0]
+    sizes = {tuple(s) for each in evaluated for s in passes_of(len(each), point.num_micro_batches, most_samples)}
+    with eval_mode(stage.module for stage in stages):  # batch norm trains on no single sample
+        of_sizes = {each: point.bundles_for(stages, each) for each in sizes}
 
-    def work(rank: int, transport: InProcessTransport) -> tuple[list[float | None], tuple[Span, ...]]:
+    def work(
+        rank: int, transport: InProcessTransport
+    ) -> tuple[list[float | None], tuple[Span, ...], list[StepOutcome]]:
         stopwatch = HostStopwatch()  # it times the thread that makes it
         try:
             own = {number: stages[number] for number in schedule.stages_of_rank(rank)}
             around = {edge: bundles[edge] for edge in bundles if set(edge) & set(own)}
-            pipeline = Pipeline(schedule, rank, own, around, make_optimizer, transport, stopwatch, unseen())
+            pipeline = Pipeline(
+                schedule,
+                rank,
+                own,
+                around,
+                make_optimizer,
+                transport,
+                stopwatch,
+                unseen(),
+                most_samples,
+                lambda sizes: of_sizes[tuple(sizes)],
+            )
             one_step = pipeline.train if train else pipeline.accumulate
-            outcomes = [one_step(step, point.mini_batch(step)) for step in range(num_steps)]
-            return [outcome.loss for outcome in outcomes], outcomes[-1].spans()
+            outcomes, evaluations = list[StepOutcome](), list[StepOutcome]()
+            load(pipeline)
+            for step in range(first_step, first_step + num_steps):
+                outcomes.append(one_step(step, point.mini_batch(step)))
+                evaluations += map(pipeline.evaluate, evaluated)
+            save(pipeline)
+            return [outcome.loss for outcome in outcomes], outcomes[-1].spans(), evaluations
         finally:
             stopwatch.close()
 
     results = run_ranks(schedule.num_ranks, work)
-    parts = zip(*(losses for losses, _ in results), strict=True)
+    parts = zip(*(losses for losses, _, _ in results), strict=True)
     return Outcome(
         layers=[layer for stage in stages for layer in stage.module],
         losses=[sum(part for part in of_step if part is not None) for of_step in parts],
-        spans=[spans for _, spans in results],
+        spans=[spans for _, spans, _ in results],
+        evaluations=[_joined(of_ranks) for of_ranks in zip(*(found for _, _, found in results), strict=True)],
     )
+
+
+def _joined(of_ranks: Sequence[StepOutcome]) -> Evaluation:
+    losses = [outcome.loss for outcome in of_ranks if outcome.loss is not None]
+    return Evaluation(sum(losses), {name: value for each in of_ranks for name, value in each.metrics.items()})
