@@ -4,20 +4,19 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 ARGS   ?= -m stages=2,4,8 micro=4,16,32
-# Tests that start no ranks and time nothing, so two may run at once.
-QUIET  := tests/pure tests/threads tests/report
 
 .PHONY: bench test faults kills soak perf levers peers readme-results clean
 
 bench: $(VENV)/.bench
 	$(PY) -m pipebench $(ARGS)
 
+# Two files of tests at once, for much of what starts processes waits for them; then what must have the machine to itself.
 test: $(VENV)/.test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m pytest --numprocesses 2 --dist loadfile $(QUIET)
-	$(PY) -m pytest $(QUIET:%=--ignore=%)
+	$(PY) -m pytest --numprocesses 2 --dist loadfile -m "not alone"
+	$(PY) -m pytest -m alone
 
 faults: $(VENV)/.test
 	$(PY) -m pytest tests -m fault --faults-table results/faults/faults.md
@@ -30,6 +29,7 @@ soak: $(VENV)/.test
 	PIPEBENCH_SOAK_POINTS=200 $(PY) -m pytest tests/end_to_end/test_soak.py
 
 readme-results: $(VENV)/.bench
+	$(PY) -m pipebench.schedule gpipe,1f1b,interleaved,zb_v 4 8 --svg results/schedules.svg >/dev/null
 	for sweep in results/*/sweep.json; do $(PY) -m pipebench.report $$(dirname $$sweep) || exit; done
 	$(PY) -m pipebench.report.embed README.md
 

@@ -37,6 +37,7 @@ RESUMES = ("auto", "never")
 RETRIES = ("failed", "oom", "all")
 TRANSPORTS = ("auto", "shared", "network")
 TASKS = ("regression", "classification")
+NORMS = ("layer", "batch")
 
 
 @dataclass
@@ -67,11 +68,28 @@ class MlpConfig:
     outputs: int = MISSING
     task: str = MISSING
     dropout: float = MISSING
+    norm: str = "layer"
 
     @property
     def num_layers(self) -> int:
         """Input projection, residual layers, output projection."""
         return self.layers + 2
+
+
+@dataclass
+class UMlpConfig:
+    kind: str = "u_mlp"
+    name: str = MISSING
+    depth: int = MISSING
+    width: int = MISSING
+    inputs: int = MISSING
+    outputs: int = MISSING
+    dropout: float = MISSING
+
+    @property
+    def num_layers(self) -> int:
+        """Input projection, `depth` layers down and as many up, one between them, output projection."""
+        return 2 * self.depth + 3
 
 
 @dataclass
@@ -90,8 +108,8 @@ class SyntheticConfig:
         return self.layers
 
 
-ModelConfig = TransformerConfig | MlpConfig | SyntheticConfig
-MODELS = {"transformer": TransformerConfig, "mlp": MlpConfig, "synthetic": SyntheticConfig}
+ModelConfig = TransformerConfig | MlpConfig | UMlpConfig | SyntheticConfig
+MODELS = {"transformer": TransformerConfig, "mlp": MlpConfig, "u_mlp": UMlpConfig, "synthetic": SyntheticConfig}
 
 
 @dataclass
@@ -110,7 +128,7 @@ class TeacherConfig:
 
 DataConfig = TextConfig | TeacherConfig
 DATA = {"text": TextConfig, "teacher": TeacherConfig}
-DATA_OF_MODEL = {"transformer": "text", "mlp": "teacher", "synthetic": "teacher"}
+DATA_OF_MODEL = {"transformer": "text", "mlp": "teacher", "u_mlp": "teacher", "synthetic": "teacher"}
 
 
 @dataclass
@@ -186,6 +204,7 @@ NOT_PART_OF_THE_POINT = (
 USUALLY = {
     "transport": "auto",
     "batch_norm": "deferred",
+    "model.norm": "layer",
     "evaluate_every": 0,
     "evaluate_batch": None,
     "save": False,
@@ -237,9 +256,11 @@ def key_of(config: RunConfig, apart_from: Collection[str] = ()) -> str:
     point = dataclasses.asdict(config)
     for name in (*NOT_PART_OF_THE_POINT, *apart_from):
         del point[name]
-    for name, usual in USUALLY.items():  # so that points are called what they were before there was a choice
-        if point.get(name) == usual:
-            del point[name]
+    for path, usual in USUALLY.items():  # so that points are called what they were before there was a choice
+        *groups, name = path.split(".")
+        group = point[groups[0]] if groups else point
+        if group.get(name) == usual:
+            del group[name]
     if is_file(config.schedule):  # the rows count, not what they are called
         point["schedule"] = hashlib.sha256(Path(config.schedule).read_bytes()).hexdigest()
     if config.profile is not None:
@@ -411,6 +432,10 @@ def _check_model(model: ModelConfig) -> None:
                 _fail("model.vocabulary", model.vocabulary, "at least 256, since the data are bytes")
         case MlpConfig():
             _check_name("model.task", model.task, TASKS)
+            _check_name("model.norm", model.norm, NORMS)
+        case UMlpConfig():
+            if model.width % 2**model.depth:
+                _fail("model.width", model.width, f"a multiple of {2**model.depth}: it is halved model.depth times")
         case SyntheticConfig():
             for key, seconds in (("forward_s", model.forward_s), ("backward_s", model.backward_s)):
                 if not 0 <= seconds < 60:

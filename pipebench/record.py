@@ -296,7 +296,8 @@ def config_from(content: dict[str, Any]) -> RunConfig:
         "optimizer": OptimizerConfig(**content["optimizer"]),
         "wandb": WandbConfig(**content["wandb"]),
     }
-    return RunConfig(**{**USUALLY, **content, **nested})
+    later = {name: usual for name, usual in USUALLY.items() if "." not in name}
+    return RunConfig(**{**later, **content, **nested})
 
 
 def _failure_from(content: dict[str, Any]) -> Failure:

@@ -4,14 +4,16 @@ from collections.abc import Callable
 
 import torch
 
-from pipebench.config import MlpConfig, SyntheticConfig
+from pipebench.config import MlpConfig, SyntheticConfig, UMlpConfig
 from pipebench.data.batch import MiniBatch
 from pipebench.seeds import Purpose, seed_of
 
 _HIDDEN = 32
 
+Learner = MlpConfig | UMlpConfig | SyntheticConfig
 
-def teacher_batches(model: MlpConfig | SyntheticConfig, batch: int, seed: int) -> Callable[[int], MiniBatch]:
+
+def teacher_batches(model: Learner, batch: int, seed: int) -> Callable[[int], MiniBatch]:
     """Return inputs [batch, inputs] with targets [batch, outputs], or class indices [batch]."""
     inputs, outputs, classify = _interface(model)
     generator = torch.Generator().manual_seed(seed_of(seed, Purpose.TEACHER))
@@ -27,9 +29,11 @@ def teacher_batches(model: MlpConfig | SyntheticConfig, batch: int, seed: int) -
     return mini_batch
 
 
-def _interface(model: MlpConfig | SyntheticConfig) -> tuple[int, int, bool]:
+def _interface(model: Learner) -> tuple[int, int, bool]:
     match model:
         case MlpConfig():
             return model.inputs, model.outputs, model.task == "classification"
+        case UMlpConfig():
+            return model.inputs, model.outputs, False
         case SyntheticConfig():
             return model.width, model.width, False

@@ -414,8 +414,8 @@ class Steps:
             torch.cuda.synchronize()
         own = time.perf_counter() - began
         slowest, loss = _together(own, outcome.loss)
-        if not math.isfinite(loss):
-            raise LossError(f"the loss of step {self.step + 1} is {loss}")
+        if outcome.loss is not None and not math.isfinite(outcome.loss):
+            raise LossError(f"rank {dist.get_rank()}: the loss of step {self.step + 1} is {outcome.loss}")
         self.losses.append(loss)
         self.step += 1
         spans = outcome.spans()

@@ -7,10 +7,12 @@ from pipebench.models.layers import LayerSequence
 from pipebench.models.mlp import mlp
 from pipebench.models.synthetic import synthetic
 from pipebench.models.transformer import transformer
+from pipebench.models.u_mlp import u_mlp
 
 _BUILDERS: dict[str, Callable[..., LayerSequence]] = {
     "transformer": transformer,
     "mlp": mlp,
+    "u_mlp": u_mlp,
     "synthetic": synthetic,
 }
 

@@ -16,11 +16,11 @@ from pipebench.models.layers import LayerSequence, Loss, one_by_one
 
 
 class Residual(nn.Module):
-    """x + dropout(linear(gelu(norm(x))))."""
+    """x + dropout(linear(gelu(norm(x)))); the norm is over the width (layer) or over the samples (batch)."""
 
     def __init__(self, config: MlpConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.width)
+        self.norm = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}[config.norm](config.width)
         self.linear = Linear(config.width, config.width)
         self.dropout = nn.Dropout(config.dropout)
 

@@ -217,7 +217,7 @@ def ledger_table(rows: Sequence[Row]) -> Table | None:
     if not told:
         return None
     names = varying(rows)
-    header = ("K", "M", *names, "", "step", *map(part_name, PARTS))
+    header = ("K", "M", *names, "marks", "step", *map(part_name, PARTS))
     lines = tuple(
         (
             Cell(str(row[K]), row[K], key=row["key"]),

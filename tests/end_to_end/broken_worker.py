@@ -5,6 +5,7 @@ with one micro-batch alone, inside the phase's first action, or at once in a pha
 second on the host's clock in a file `fault` in the results folder.
 """
 
+import dataclasses
 import os
 import resource
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 
 from pipebench.engine.pipeline import Pipeline
-from pipebench.engine.stage import Stage
+from pipebench.engine.stage import Stage, StageOutput
 from pipebench.harness.jobs import RankJob
 from pipebench.harness.launch import Progress, Report
 from pipebench.harness.worker import measure_rank
@@ -114,14 +115,17 @@ class _Broken:
         if self._phase == "leaving":
             self._happen()
             return
-        forward = Stage.forward
+        run = Stage.run
 
-        def broken(stage: Stage, x: torch.Tensor, step: int, micro_batch: int) -> torch.Tensor:
+        def broken(
+            stage: Stage, value: torch.Tensor, kept: dict[str, torch.Tensor], step: int, micro_batch: int, again: bool
+        ) -> StageOutput:
             self._happen()
-            output = forward(stage, x, step, micro_batch)
-            return output * float("nan") if self._fault == "lose" else output
+            output = run(stage, value, kept, step, micro_batch, again)
+            lost = output.value * float("nan") if self._fault == "lose" else output.value
+            return dataclasses.replace(output, value=lost)
 
-        Stage.forward = broken  # type: ignore[method-assign]
+        Stage.run = broken  # type: ignore[method-assign]
 
     def _happen(self) -> None:
         (self._folder / "fault").write_text(str(time.perf_counter()))

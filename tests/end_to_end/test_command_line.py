@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipebench.cli import main
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -48,18 +50,28 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         (["steps=99999999999"], "steps=99999999999: expected at most 1000000"),
     ],
 )
-def test_a_bad_grid_is_one_line_code_2_and_nothing_written(arguments: list[str], line: str, tmp_path: Path) -> None:
-    done = run(*arguments, folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"ConfigError: {line}")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+def test_a_bad_grid_is_one_line_code_2_and_nothing_written(
+    arguments: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    told = capfd.readouterr()
+    assert told.err.startswith(f"ConfigError: {line}")
+    assert told.err.count("\n") == 1
+    assert told.out == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_flags_may_stand_after_keys(tmp_path: Path) -> None:
+def test_flags_may_stand_after_keys_and_the_exit_code_is_that_of_the_process(tmp_path: Path) -> None:
     done = run("model=mlp", "-m", "stages=2,99", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
     assert done.stderr == "ConfigError: stages=99: expected at most 18, the layers of model=mlp\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_fits_a_screen_and_needs_no_torch(tmp_path: Path) -> None:
@@ -84,20 +96,20 @@ def test_a_wheel_carries_its_configuration_and_runs_from_another_folder(tmp_path
     )
     [wheel] = (tmp_path / "dist").glob("*.whl")
     environment = tmp_path / "environment"
-    venv.create(environment, with_pip=True)
+    venv.create(environment)
     python = environment / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(install, check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True)
     here = next(path for path in sys.path if path.endswith("site-packages"))
     [site] = (environment / "lib").glob("python*/site-packages")
     (site / "dependencies.pth").write_text(f"{here}\n")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
+    without_ours = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [environment / "bin" / "pipebench", "-m", "experiment=quick", "micro=2", "stages=2", "steps=2", "warmup=1",
          "model.layers=2", "model.width=32", "model.sequence=16", "batch=4", "wandb.mode=disabled"],
-        cwd=elsewhere, capture_output=True, text=True, timeout=240, check=False,
-        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        cwd=elsewhere, capture_output=True, text=True, timeout=240, check=False, env=without_ours,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     [results] = (elsewhere / "results").iterdir()
@@ -105,6 +117,6 @@ def test_a_wheel_carries_its_configuration_and_runs_from_another_folder(tmp_path
     assert (results / "report.html").exists(), "the page's template and scripts are package data"
     shown = subprocess.run(
         [python, "-c", "import pipebench.compose as c; print(c.CONF_DIR)"],
-        cwd=elsewhere, capture_output=True, text=True, check=True,
+        cwd=elsewhere, capture_output=True, text=True, check=True, env=without_ours,
     )  # fmt: skip
     assert str(site) in shown.stdout

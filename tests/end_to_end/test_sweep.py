@@ -1,5 +1,10 @@
-"""The product from outside: real processes over gloo, real files, read back."""
+"""Real sweeps: real processes over gloo, real files, read back.
 
+The first is started from outside, as a user would; where that makes no difference, sweeps run in this process, which
+has its imports and its fork server already.
+"""
+
+import contextlib
 import csv
 import json
 import os
@@ -13,6 +18,7 @@ from pathlib import Path
 import pytest
 from test_stopped_sweeps import wait_until_empty
 
+from pipebench.cli import main
 from pipebench.compose import EXPERIMENTS_DIR
 from pipebench.peers.abilities import TORCH_SCHEDULES
 from pipebench.record import read_result, traces
@@ -39,6 +45,14 @@ def run(*arguments: str, folder: Path, timeout: float = 240) -> subprocess.Compl
         timeout=timeout,
         check=False,
     )
+
+
+def sweep_here(folder: Path, *arguments: str) -> Path:
+    """Run the command line in this process, and return the folder of the sweep."""
+    results_dir = folder / "results"
+    assert main([*arguments, f"results_dir={results_dir}", "wandb.mode=disabled", "noise_floor=false"]) == 0
+    [results] = results_dir.iterdir()
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -179,13 +193,8 @@ def test_every_experiment_runs_with_two_steps(name: str, tmp_path: Path) -> None
         "peers_mlp": [*OF_THIS_VENV, "batch=32", "model.layers=4", "micro=4"],
     }
     overrides = smaller.get(name, SMALL)
-    done = run(
-        "-m", f"experiment={name}", "stages=2", "micro=2,4", "steps=2", "warmup=1", "repeats=1", *overrides,
-        "wandb.mode=disabled", "noise_floor=false",
-        folder=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    [results] = (tmp_path / "results").iterdir()
+    fixed = ["stages=2", "micro=2,4", "steps=2", "warmup=1", "repeats=1"]
+    results = sweep_here(tmp_path, "-m", f"experiment={name}", *fixed, *overrides)
     assert not list(results.rglob("again.json"))
     assert results.name.endswith(f"-{name}")
     skipped = {"skipped"} if name.startswith("peers") else set()  # not every engine has every schedule
@@ -215,11 +224,12 @@ def test_an_interrupted_sweep_reports_what_it_has_and_leaves_nothing(
     assert len(rows_of(results)) == 3
 
 
+@pytest.mark.alone
 def test_sleeping_stages_come_close_to_the_bound(tmp_path: Path) -> None:
     """K=4 on any machine, 10 ms stages: far from the naive 0.75, and never better than the bound by more than noise."""
     done = run(
         "model=synthetic", "model.layers=4", "model.forward_s=0.01", "model.backward_s=0.02", "stages=4", "micro=8",
-        "batch=8", "steps=3", "warmup=1", "wandb.mode=disabled", folder=tmp_path,
+        "batch=8", "steps=3", "warmup=1", "gate=off", "wandb.mode=disabled", folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     [results] = (tmp_path / "results").iterdir()
@@ -232,13 +242,11 @@ def test_sleeping_stages_come_close_to_the_bound(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def torch_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every schedule of torch.distributed.pipelining, with recompute and without."""
-    folder = tmp_path_factory.mktemp("torch")
-    done = run(
-        "-m", "engine=torch", f"schedule={','.join(TORCH_SCHEDULES)}", "recompute=never,always", "stages=2", "micro=3",
-        *SMALL, "steps=2", "warmup=1", "wandb.mode=disabled", "noise_floor=false", folder=folder,
+    results = sweep_here(
+        tmp_path_factory.mktemp("torch"), "-m", "engine=torch", f"schedule={','.join(TORCH_SCHEDULES)}",
+        "recompute=never,always", "stages=2", "micro=3", *SMALL, "steps=2", "warmup=1",
     )  # fmt: skip
-    [results] = (folder / "results").iterdir()
-    assert [row["status"] for row in rows_of(results)].count("ok") == 10, done.stdout + done.stderr
+    assert [row["status"] for row in rows_of(results)].count("ok") == 10
     return results
 
 
@@ -290,31 +298,25 @@ def assert_one_after_the_other(trace: Trace) -> None:
         assert all(before.end_s <= after.start_s for before, after in pairwise(own))
 
 
-@pytest.mark.parametrize("model", ["mlp", "mlp_classifier"])
-def test_the_mlp_learns(model: str, tmp_path: Path) -> None:
-    done = run(
-        f"model={model}", "model.layers=2", "model.width=64", "model.dropout=0", "optimizer.lr=0.01", "batch=64",
-        "micro=4", "steps=30", "warmup=1", "wandb.mode=disabled", folder=tmp_path,
+def test_the_mlp_learns(tmp_path: Path) -> None:
+    results = sweep_here(
+        tmp_path, "-m", "model=mlp,mlp_classifier", "model.layers=2", "model.width=64", "model.dropout=0",
+        "optimizer.lr=0.01", "batch=64", "micro=4", "steps=30", "warmup=1",
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    [results] = (tmp_path / "results").iterdir()
-    [row] = rows_of(results)
-    assert float(row["loss_last"]) < 0.8 * float(row["loss_first"])
+    rows = rows_of(results)
+    assert [row["model"] for row in rows] == ["mlp", "mlp_classifier"]
+    for row in rows:
+        assert float(row["loss_last"]) < 0.8 * float(row["loss_first"])
 
 
-def test_bf16_passes_the_gate(tmp_path: Path) -> None:
-    done = run("precision=bf16", "micro=4", *SMALL, *QUICK, "wandb.mode=disabled", folder=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_gate_off_marks_the_row_unchecked(tmp_path: Path) -> None:
-    done = run("gate=off", "micro=2", *SMALL, *QUICK, "wandb.mode=disabled", folder=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    [results] = (tmp_path / "results").iterdir()
-    [row] = rows_of(results)
-    assert row["status"] == "unchecked"
-    assert row["grad_rel_error"] == ""
-    assert "unchecked" in done.stdout
+def test_bf16_passes_the_gate_and_without_a_gate_a_row_is_unchecked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = sweep_here(tmp_path, "-m", "precision=fp32,bf16", "gate=on,off", "micro=2", *SMALL, *QUICK)
+    rows = rows_of(results)
+    assert [row["status"] for row in rows] == ["ok", "unchecked"] * 2
+    assert [row["grad_rel_error"] == "" for row in rows] == [False, True] * 2
+    assert "unchecked" in capsys.readouterr().out
     assert "unchecked" in (results / "report.md").read_text()
 
 
@@ -324,24 +326,17 @@ HAND_WRITTEN = """0F0,0F1,,0F2,0I0,0W0,0F3,0I1,0I2,0B3,0W2,0W1
 
 
 @pytest.fixture(scope="module")
-def schedules(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def schedules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every schedule once in real processes, a hand-written one among them."""
     folder = tmp_path_factory.mktemp("schedules")
     (folder / "mine.csv").write_text(HAND_WRITTEN)
     names = ",".join([*SCHEDULES, ZB_AUTO, "mine.csv"])
-    done = run(
-        "-m", f"schedule={names}", "stages=2", "micro=4", *SMALL, "steps=2", "warmup=1", "wandb.mode=disabled",
-        "noise_floor=false", folder=folder,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    [results] = (folder / "results").iterdir()
-    return results, done
+    with contextlib.chdir(folder):
+        return sweep_here(folder, "-m", f"schedule={names}", "stages=2", "micro=4", *SMALL, "steps=2", "warmup=1")
 
 
-def test_every_schedule_runs_in_real_processes_with_right_gradients(
-    schedules: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
-    rows = rows_of(schedules[0])
+def test_every_schedule_runs_in_real_processes_with_right_gradients(schedules: Path) -> None:
+    rows = rows_of(schedules)
     assert [row["schedule"] for row in rows] == [*SCHEDULES, ZB_AUTO, "mine.csv"]
     for row in rows:
         assert row["status"] == "ok"
@@ -354,25 +349,19 @@ def test_every_schedule_runs_in_real_processes_with_right_gradients(
     assert "predicts" in by_name["zb_auto"]["message"]
 
 
-def test_the_report_orders_schedules_by_step_time(
-    schedules: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
-    results, _ = schedules
-    page = (results / "report.md").read_text()
+def test_the_report_orders_schedules_by_step_time(schedules: Path) -> None:
+    page = (schedules / "report.md").read_text()
     table = page[page.index("### Schedules by step time") :].splitlines()[4:]
     order = [line.split("|")[1].strip().rstrip("!~\\*") for line in table[: len(SCHEDULES) + 2]]
-    fastest_first = sorted(rows_of(results), key=lambda row: float(row["step_s"]))
+    fastest_first = sorted(rows_of(schedules), key=lambda row: float(row["step_s"]))
     assert order == [row["schedule"] for row in fastest_first]
-    assert (results / "schedules.png").stat().st_size > 10_000
+    assert (schedules / "schedules.png").stat().st_size > 10_000
 
 
-def test_a_measured_point_is_the_profile_of_simulated_ones(
-    schedules: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    results, _ = schedules
-    key = next(row["key"] for row in rows_of(results) if row["schedule"] == "zb_h1")
+def test_a_measured_point_is_the_profile_of_simulated_ones(schedules: Path, tmp_path: Path) -> None:
+    key = next(row["key"] for row in rows_of(schedules) if row["schedule"] == "zb_h1")
     done = run(
-        "-m", "engine=simulate", f"profile={results / 'runs' / key / 'result.json'}", "stages=2,4",
+        "-m", "engine=simulate", f"profile={schedules / 'runs' / key / 'result.json'}", "stages=2,4",
         "micro=4", "schedule=gpipe,zb_h1,zb_auto", *SMALL, "wandb.mode=offline", folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -84,6 +85,7 @@ def part_of(module: str) -> str:
     return COMMANDS.get(module) or module.split(".")[1]
 
 
+@cache
 def imports(module: str, *, at_import_only: bool) -> set[str]:
     """Return the modules that `module` names in imports, packages it enters on the way included.
 

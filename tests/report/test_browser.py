@@ -36,10 +36,11 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """K=2 and 4 by M=4 and 8 of two schedules; one point wrong, one failed, one not run, one without spans."""
+    """K=2 and 4 by M=4 and 8 of two schedules, one point disturbed; others wrong, failed, not run, without spans."""
     sizes = [(stages, micro) for stages in (2, 4) for micro in (4, 8)]
     fine = [played(stages=stages, micro=micro, steps=STEPS) for stages, micro in sizes]
     fine += [played(stages=2, micro=4, schedule="zb_v", chunks=2, steps=STEPS)]
+    fine[0] = dataclasses.replace(fine[0], flags=["other load: 1 busy thread of others"])
     points = {each.key: each.config for each in fine}
     wrong, failed, pending = (config(stages=stages, micro=16) for stages in (2, 3, 4))
     bare = config(micro=32)

@@ -211,6 +211,18 @@ def test_tables_are_real_tables_and_pictures_have_a_text_alternative(reported: P
         assert figure.one("desc", id=description).text
 
 
+def test_every_column_that_can_be_sorted_has_a_name(tmp_path: Path) -> None:
+    points = {OK: config()}
+    write_sweep(tmp_path, points, [result(OK, points[OK], flags=["other load: 1 busy thread of others"])], ["stages"])
+    write_report(read_sweep(tmp_path), ["html"])
+    page = parsed(tmp_path)
+    tables = [table for table in page.all("table") if "data-sortable" in table.attributes]
+    assert [table.attributes["id"] for table in tables] == ["table-points", "table-ledger"]
+    assert "marks" in header_of(page, "ledger")
+    for table in tables:
+        assert all(cell.tag == "th" and cell.text for cell in table.one("thead").one("tr").children)
+
+
 def test_no_two_elements_have_the_same_id_and_every_link_leads_somewhere(page: Element) -> None:
     ids = [element.attributes["id"] for element in page.everything() if "id" in element.attributes]
     assert len(ids) == len(set(ids))
