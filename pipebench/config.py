@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Collection, Iterable
@@ -26,7 +27,9 @@ from pipebench.schedule.validate import validate
 ENGINES = ("pipebench", "torch", "deepspeed", "torchgpipe", "ddp", "fsdp", "single", "simulate")
 PARTITIONS = ("time", "parameters", "uniform")
 OPTIMIZERS = ("sgd", "adam", "adamw")
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "fp16")
+DECAYS = ("all", "matrices")
+LR_SCHEDULES = ("constant", "linear", "cosine")
 DEVICES = ("auto", "cpu", "cuda")
 GATES = ("on", "off")
 BATCH_NORMS = ("deferred", "micro_batch")
@@ -51,6 +54,7 @@ class TransformerConfig:
     vocabulary: int = MISSING
     sequence: int = MISSING
     dropout: float = MISSING
+    tied: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -133,8 +137,20 @@ DATA_OF_MODEL = {"transformer": "text", "mlp": "teacher", "u_mlp": "teacher", "s
 
 @dataclass
 class OptimizerConfig:
+    """How mini-batches become updates; conf/optimizer says what each key means. Defaults change nothing of a step."""
+
     name: str = MISSING
     lr: float = MISSING
+    weight_decay: float | None = None
+    decay: str = "all"
+    momentum: float = 0.0
+    lr_schedule: str = "constant"
+    lr_warmup: int = 0
+    lr_decay: int | None = None
+    lr_floor: float = 0.0
+    clip_norm: float | None = None
+    loss_scale: Any = None
+    accumulate: int = 1
 
 
 @dataclass
@@ -209,6 +225,8 @@ USUALLY = {
     "evaluate_batch": None,
     "save": False,
     "load": None,
+    "model.tied": False,
+    **{f"optimizer.{entry.name}": entry.default for entry in dataclasses.fields(OptimizerConfig)},
 }
 """Keys that came later, with what they were before."""
 
@@ -331,6 +349,8 @@ def _check_names(config: RunConfig) -> None:
     _check_name("recompute", config.recompute, [choice.value for choice in Recompute])
     _check_name("engine", config.engine, ENGINES)
     _check_name("optimizer.name", config.optimizer.name, OPTIMIZERS)
+    _check_name("optimizer.decay", config.optimizer.decay, DECAYS)
+    _check_name("optimizer.lr_schedule", config.optimizer.lr_schedule, LR_SCHEDULES)
     _check_name("precision", config.precision, PRECISIONS)
     _check_name("device", config.device, DEVICES)
     _check_name("gate", config.gate, GATES)
@@ -379,8 +399,9 @@ def _check_numbers(config: RunConfig) -> None:
         _fail("evaluate_batch", config.evaluate_batch, "a whole number of at least 1, or null for as many as batch")
     if config.replicas != 1:
         _fail("replicas", config.replicas, "1 (data parallelism beside the pipeline is not built yet)")
-    if not config.optimizer.lr > 0:
-        _fail("optimizer.lr", config.optimizer.lr, "a number above 0")
+    _check_optimizer(config.optimizer)
+    if config.precision == "fp16" and config.optimizer.loss_scale is None and config.engine != "simulate":
+        _fail("precision", "fp16", "optimizer.loss_scale=dynamic or a number beside it, else gradients vanish")
     if not 0 <= config.seed < 2**31:
         _fail("seed", config.seed, "a whole number from 0 to 2147483647")
     for key in ("steps", "warmup", "repeats"):
@@ -397,6 +418,39 @@ def _check_numbers(config: RunConfig) -> None:
 def _check_load(config: RunConfig) -> None:
     if config.load is not None and not (Path(config.load) / SAVED_FILE).is_file():
         _fail("load", config.load, f"null, or a folder that save=true made, with a {SAVED_FILE}")
+
+
+def _check_optimizer(optimizer: OptimizerConfig) -> None:
+    if not 0 < optimizer.lr < math.inf:
+        _fail("optimizer.lr", optimizer.lr, "a number above 0")
+    if optimizer.weight_decay is not None and not 0 <= optimizer.weight_decay < math.inf:
+        _fail("optimizer.weight_decay", optimizer.weight_decay, "null or a number of at least 0")
+    if not 0 <= optimizer.momentum < 1:
+        _fail("optimizer.momentum", optimizer.momentum, "a number from 0 to below 1")
+    if optimizer.momentum and optimizer.name != "sgd":
+        _fail("optimizer.momentum", optimizer.momentum, f"0 with optimizer.name={optimizer.name}")
+    if optimizer.clip_norm is not None and not 0 < optimizer.clip_norm < math.inf:
+        _fail("optimizer.clip_norm", optimizer.clip_norm, "null or a number above 0")
+    scale = optimizer.loss_scale
+    if scale not in (None, "dynamic") and (type(scale) not in (int, float) or not 0 < scale < math.inf):
+        _fail("optimizer.loss_scale", scale, "null, dynamic or a number above 0")
+    if optimizer.accumulate < 1:
+        _fail("optimizer.accumulate", optimizer.accumulate, "a whole number of at least 1")
+    _check_learning_rate(optimizer)
+
+
+def _check_learning_rate(optimizer: OptimizerConfig) -> None:
+    if optimizer.lr_warmup < 0:
+        _fail("optimizer.lr_warmup", optimizer.lr_warmup, "a whole number of at least 0")
+    if not 0 <= optimizer.lr_floor <= 1:
+        _fail("optimizer.lr_floor", optimizer.lr_floor, "a number from 0 to 1")
+    constant = optimizer.lr_schedule == "constant"
+    if constant and (optimizer.lr_decay is not None or optimizer.lr_floor):
+        key = "lr_floor" if optimizer.lr_decay is None else "lr_decay"
+        _fail(f"optimizer.{key}", getattr(optimizer, key), "optimizer.lr_schedule=linear or cosine beside it")
+    if not constant and (optimizer.lr_decay is None or optimizer.lr_decay <= optimizer.lr_warmup):
+        told = "null" if optimizer.lr_decay is None else optimizer.lr_decay
+        _fail("optimizer.lr_decay", told, f"a whole number above optimizer.lr_warmup={optimizer.lr_warmup}")
 
 
 def _check_text(data: TextConfig, at_least: int) -> None:

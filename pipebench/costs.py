@@ -91,13 +91,14 @@ def stage_activations(layers: LayerProfile, layers_per_stage: Sequence[int]) -> 
     return stages
 
 
-_STATES_OF_OPTIMIZERS = {"sgd": 0, "adam": 2, "adamw": 2}
-"""Tensors the size of the parameters that an optimizer keeps."""
+def _num_states(optimizer: OptimizerConfig) -> int:
+    """Return how many tensors the size of the parameters an optimizer keeps."""
+    return {"sgd": int(optimizer.momentum > 0), "adam": 2, "adamw": 2}[optimizer.name]
 
 
 def weight_bytes(optimizer: OptimizerConfig, parameter_bytes: int) -> int:
     """Return what parameters, their gradients and the optimizer's state take, on whatever ranks they lie."""
-    return (2 + _STATES_OF_OPTIMIZERS[optimizer.name]) * parameter_bytes
+    return (2 + _num_states(optimizer)) * parameter_bytes
 
 
 def rank_memory(
@@ -115,7 +116,7 @@ def rank_memory(
             StageMemory(
                 parameters_bytes=parameters,
                 gradients_bytes=parameters,
-                optimizer_bytes=_STATES_OF_OPTIMIZERS[optimizer.name] * parameters,
+                optimizer_bytes=_num_states(optimizer) * parameters,
                 activations_bytes=round(peak),
                 allocator_peak_bytes=0,
                 allocator_reserved_bytes=0,

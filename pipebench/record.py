@@ -70,6 +70,19 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateRecord:
+    """The update that ended a training step; `gradient_norm`, before clipping, and `loss_scale` where they were needed.
+
+    A skipped one left the weights alone, since gradients had overflowed.
+    """
+
+    learning_rate: float
+    gradient_norm: float | None
+    loss_scale: float | None
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """Loss and metrics after so many training steps."""
 
@@ -86,7 +99,8 @@ class RankRecord:
     tell. `transfer_s` holds for each of the rank's stages the one-way time of its input from another rank, 0 where
     that comes from this one; `latency_s` that of an almost empty tensor. `losses` covers every training step, warm-up
     included, on the rank of the last stage. `sent_bytes` are those of a step's tensors for other ranks, None where the
-    engine cannot tell. `first_step` is the number of training steps done before, those of a loaded run. `evaluations`
+    engine cannot tell. `updates` are those of every training step, None where it only accumulated, on rank 0 of an
+    engine that tells. `first_step` is the number of training steps done before, those of a loaded run. `evaluations`
     stand on rank 0.
     """
 
@@ -103,6 +117,7 @@ class RankRecord:
     peak_rss_bytes: int
     phases_s: dict[str, float]
     sent_bytes: int | None = None
+    updates: list[UpdateRecord | None] = field(default_factory=list)
     first_step: int = 0
     evaluations: list[Evaluation] = field(default_factory=list)
 
@@ -316,6 +331,7 @@ def _repeat_from(content: dict[str, Any]) -> Repeat:
                 "memory": StageMemory(**rank["memory"]),
                 "evaluations": [Evaluation(**each) for each in rank.get("evaluations", [])],
                 "spans": [[(start, end, delay) for start, end, delay in step] for step in rank["spans"]],
+                "updates": [update and UpdateRecord(**update) for update in rank.get("updates", [])],
             }
         )
         for rank in content["ranks"]

@@ -27,7 +27,10 @@ class SavedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """How far training was; `model` and `optimizer` are the configuration's, the layers in the model's order."""
+    """How far training was; `model` and `optimizer` are the configuration's, the layers in the model's order.
+
+    `loss_scale` and `num_good` are what the loss scale had come to (see `engine.update`), None where there was none.
+    """
 
     step: int
     seed: int
@@ -36,6 +39,8 @@ class Saved:
     model: dict[str, Any]
     optimizer: dict[str, Any]
     layers: list[SavedLayer]
+    loss_scale: float | None = None
+    num_good: int = 0
 
 
 def layer_file(index: int) -> str:

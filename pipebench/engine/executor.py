@@ -18,8 +18,10 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.stage import Bundle, Bundles, Stage, StageOutput, TensorSpec, packed, unpacked
 from pipebench.engine.stopwatch import Stopwatch, TellSpans
 from pipebench.engine.transport import Transport
+from pipebench.engine.update import Update
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import StageError
+from pipebench.record import UpdateRecord
 from pipebench.schedule.action import Action, Op, Schedule, Transfer
 from pipebench.schedule.memory import peak_in_flight
 from pipebench.values import Value, split, tensors_of
@@ -83,20 +85,22 @@ class _InFlight:
 class StepOutcome:
     """One step on one rank: what tells its spans, and this rank's part of the mini-batch's loss and metrics.
 
-    The loss is that of the last stage and what layers add to it; None on a rank that has no part in it. Metrics are
-    known to the last stage's rank, and of an evaluation only.
+    The loss is that of the last stage and what layers add to it; None on a rank that has no part in it. `update` is
+    None where the step only accumulated, and where the engine cannot tell. Metrics are known to the last stage's rank,
+    and of an evaluation only.
     """
 
     spans: TellSpans
     loss: float | None
+    update: UpdateRecord | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Executor:
     """One rank of a pipeline.
 
-    `stages` and `optimizers` hold this rank's stages by number; `bundles` say what passes between each of them and
-    its sources and targets. An `O` action of a stage without an optimizer does nothing. `whereabouts` is told of every
+    `stages` are this rank's stages by number; `bundles` say what passes between each of them and
+    its sources and targets. `update` is None where the rows have no `O`. `whereabouts` is told of every
     action, for whoever asks why a rank hangs. Where the schedule has forwards alone, nothing of them is kept.
     """
 
@@ -106,7 +110,7 @@ class Executor:
         rank: int,
         stages: Mapping[int, Stage],
         bundles: Bundles,
-        optimizers: Mapping[int, torch.optim.Optimizer],
+        update: Update | None,
         transport: Transport,
         stopwatch: Stopwatch,
         whereabouts: Whereabouts,
@@ -117,7 +121,7 @@ class Executor:
         self._goes_back = _goes_back(schedule)
         self._stages = stages
         self._adds_to_loss = any(stage.has_auxiliary_loss for stage in stages.values())
-        self._optimizers = optimizers
+        self._update = update
         self._transport = transport
         self._stopwatch = stopwatch
         self._whereabouts = whereabouts
@@ -132,15 +136,17 @@ class Executor:
             Op.OPTIMIZER: self._optimizer_step,
         }
 
-    def run_step(self, step: int, inputs: Value | None, targets: Value | None, num_samples: int) -> StepOutcome:
+    def run_step(
+        self, step: int, inputs: Value | None, targets: Value | None, num_samples: int, loss_factor: float
+    ) -> StepOutcome:
         """Run the row once on a mini-batch.
 
         `inputs` are needed where stage 0 lives and `targets` where the last stage lives, on the device.
-        Gradients add up in `.grad`, weighted so that they are those of the mini-batch's mean loss. Raise
+        Gradients add up in `.grad`, those of the mini-batch's mean loss times `loss_factor`. Raise
         StageError, which names rank and action, for whatever goes wrong.
         """
         sizes = micro_batch_sizes(num_samples, self._num_micro_batches)
-        return self.run_pass(step, inputs, targets, sizes, num_samples, self.count(targets))
+        return self.run_pass(step, inputs, targets, sizes, num_samples, self.count(targets), loss_factor)
 
     def count(self, targets: Value | None) -> int:
         """Return how many things the loss would be the mean of; 0 where the last stage lives elsewhere."""
@@ -155,6 +161,7 @@ class Executor:
         sizes: Sequence[int],
         num_samples: int,
         num_counted: int,
+        loss_factor: float,
     ) -> StepOutcome:
         """Run the row once on micro-batches of these sizes, a part of or all of a mini-batch.
 
@@ -163,7 +170,7 @@ class Executor:
         self._step = step
         self._inputs = split(inputs, sizes) if inputs is not None else ()
         self._targets = split(targets, sizes) if targets is not None else ()
-        self._weigh(sizes, num_samples, num_counted)
+        self._weigh(sizes, num_samples, num_counted, loss_factor)
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._put_off: dict[tuple[int, int], Any] = {}
         self._handed_over: dict[tuple[Action, Action], Sequence[Tensor]] = {}
@@ -182,24 +189,31 @@ class Executor:
         self._inputs = self._targets = ()
         spans = self._stopwatch.step_done(self._rank, self._actions)
         loss = _weighed(self._losses) if self._losses else None  # the host asks for it once a step
-        return StepOutcome(spans, loss, {name: _weighed(values) for name, values in self._metrics.items()})
+        metrics = {name: _weighed(values) for name, values in self._metrics.items()}
+        return StepOutcome(spans, loss, metrics=metrics)
 
-    def _weigh(self, sizes: Sequence[int], num_samples: int, num_counted: int) -> None:
+    def _weigh(self, sizes: Sequence[int], num_samples: int, num_counted: int, loss_factor: float) -> None:
         """Set what each micro-batch's loss counts: its share of what the loss is a mean of, or of the samples.
 
-        On the device at once: a copy in each backward would make the host wait for a GPU.
+        With the gradients that backwards start from: on the device at once, for a copy in each backward would make the
+        host wait for a GPU.
         """
-        self._weights: Sequence[Tensor] = ()
         self._counts: Sequence[int] = ()
-        device = self._transport.device
         last = self._stages.get(self._last_stage)
         if last is not None and last.loss is not None:
             self._counts = [self.count(target) for target in self._targets]
             if num_counted == 0:
                 raise StageError(f"rank {self._rank}: there is nothing in the mini-batch of step {self._step} to learn")
-            self._weights = torch.tensor([count / num_counted for count in self._counts], device=device).unbind()
+            shares = [count / num_counted for count in self._counts]
+            self._weights, self._loss_gradients = self._on_device(shares, loss_factor)
         if self._adds_to_loss:
-            self._shares = torch.tensor([size / num_samples for size in sizes], device=device).unbind()
+            shares = [size / num_samples for size in sizes]
+            self._shares, self._auxiliary_gradients = self._on_device(shares, loss_factor)
+
+    def _on_device(self, shares: Sequence[float], factor: float) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Return each share, and each times the factor."""
+        plain = torch.tensor(shares, device=self._transport.device)
+        return plain.unbind(), (plain * factor).unbind()
 
     def _execute(self, planned: _Planned) -> None:
         received: list[Tensor] = []
@@ -214,6 +228,9 @@ class Executor:
                 received += [self._transport.receive(tag) for tag in message.tags]
         for tag in planned.settled:
             self._transport.settle(tag)
+        if self._update is not None and planned.action.op == Op.OPTIMIZER:
+            self._whereabouts.waits(planned.code)
+            self._update.prepare()
         self._whereabouts.runs(planned.code)
         self._stopwatch.start()
         result = self._run[planned.action.op](planned, received)
@@ -304,16 +321,14 @@ class Executor:
         """Return what is held of the micro-batch, from now on in flight no more, and a gradient for each root."""
         stage, m = action.stage, action.micro_batch
         held = self._in_flight.pop((stage, m))
-        gradients = [self._weights[m]] if stage == self._last_stage else received
+        gradients = [self._loss_gradients[m]] if stage == self._last_stage else received
         if len(held.roots) > len(gradients):  # the last root is that of an auxiliary loss
-            gradients = [*gradients, self._shares[m]]
+            gradients = [*gradients, self._auxiliary_gradients[m]]
         return held, gradients
 
     def _optimizer_step(self, planned: _Planned, received: list[Tensor]) -> Sequence[Tensor]:
-        optimizer = self._optimizers.get(planned.action.stage)
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        assert self._update is not None
+        self._update.step(planned.action.stage)
         return []
 
 

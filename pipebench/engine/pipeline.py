@@ -1,6 +1,7 @@
 """The built-in engine: the stages a rank owns, put together from a schedule, layers and a transport."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 
@@ -13,11 +14,10 @@ from pipebench.engine.microbatch import passes_of
 from pipebench.engine.stage import Bundles, Stage
 from pipebench.engine.stopwatch import Stopwatch, no_spans
 from pipebench.engine.transport import Transport
+from pipebench.engine.update import MakeOptimizer, Update, UpdateRules, probe_scale
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.schedule.action import Schedule
-from pipebench.schedule.builders import only_forwards, with_optimizer
-
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+from pipebench.schedule.builders import only_forwards, with_optimizer, with_optimizer_last
 
 BundlesFor = Callable[[Sequence[int]], Bundles]
 """Finds out what passes around this rank's stages for micro-batches of such sizes; all ranks ask together."""
@@ -37,22 +37,24 @@ class Pipeline:
         stages: Mapping[int, Stage],
         bundles: Bundles,
         make_optimizer: MakeOptimizer,
+        rules: UpdateRules,
         transport: Transport,
         stopwatch: Stopwatch,
         whereabouts: Whereabouts,
         most_samples: int,
         bundles_for: BundlesFor,
     ) -> None:
-        parameters = {number: list(stage.module.parameters()) for number, stage in stages.items()}
-        optimizers = {number: make_optimizer(own) for number, own in parameters.items() if own}
-        self.optimizers = list(optimizers.values())
-        trained, around = with_optimizer(schedule), (transport, stopwatch, whereabouts)
-        self._train = Executor(trained, rank, stages, bundles, optimizers, *around)
-        self._accumulate = Executor(schedule, rank, stages, bundles, {}, *around)
+        self.update = update = Update(rules, parameters_of(stages), make_optimizer)
+        self.optimizers = list(update.optimizers.values())
+        trained = (with_optimizer_last if update.needs_every_backward else with_optimizer)(schedule)
+        around = (transport, stopwatch, whereabouts)
+        self._train = Executor(trained, rank, stages, bundles, update, *around)
+        self._accumulate = Executor(schedule, rank, stages, bundles, None, *around)
+        self._probe_scale = probe_scale(rules.config)
         self.layers = layers_of(stages)
 
         def evaluating(sizes: tuple[int, ...]) -> Executor:
-            return Executor(only_forwards(schedule, len(sizes)), rank, stages, bundles_for(sizes), {}, *around)
+            return Executor(only_forwards(schedule, len(sizes)), rank, stages, bundles_for(sizes), None, *around)
 
         self._evaluating = cache(evaluating)
         self._passes_of = partial(passes_of, num_micro_batches=schedule.num_micro_batches, most_samples=most_samples)
@@ -62,14 +64,16 @@ class Pipeline:
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
         """Run one whole step: gradients and update."""
-        outcome = self._train.run_step(step, batch.inputs, batch.targets, len(batch))
+        self.update.begin(step)
+        factor = self.update.loss_factor
+        outcome = self._train.run_step(step, batch.inputs, batch.targets, len(batch), factor)
         for stage in self._stages:
             stage.batch_norms.commit()
-        return outcome
+        return dataclasses.replace(outcome, update=self.update.done)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
-        """Add one mini-batch's gradients to `.grad` and leave the weights alone."""
-        outcome = self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch))
+        """Add one mini-batch's gradients, times `probe_scale`, to `.grad` and leave the weights alone."""
+        outcome = self._accumulate.run_step(step, batch.inputs, batch.targets, len(batch), self._probe_scale)
         for stage in self._stages:
             stage.batch_norms.forget()
         return outcome
@@ -84,16 +88,23 @@ class Pipeline:
             counted = self._train.count(batch.targets)
             parts = batch.split([sum(sizes) for sizes in passes])
             outcomes = [
-                self._evaluating(tuple(sizes)).run_pass(0, part.inputs, part.targets, sizes, len(batch), counted)
+                self._evaluating(tuple(sizes)).run_pass(0, part.inputs, part.targets, sizes, len(batch), counted, 1.0)
                 for sizes, part in zip(passes, parts, strict=True)
             ]
         losses = [outcome.loss for outcome in outcomes if outcome.loss is not None]
         names = {name for outcome in outcomes for name in outcome.metrics}
         metrics = {name: sum(outcome.metrics.get(name, 0.0) for outcome in outcomes) for name in sorted(names)}
-        return StepOutcome(no_spans, sum(losses) if losses else None, metrics)
+        return StepOutcome(no_spans, sum(losses) if losses else None, metrics=metrics)
 
     def gradients(self) -> dict[int, list[Tensor]]:
-        return gradients_of(self.layers)
+        summed = self.update.summed_gradients()
+        return {
+            index: [
+                summed.get(parameter, gradient)
+                for parameter, gradient in zip(self.layers[index].parameters(), gradients, strict=True)
+            ]
+            for index, gradients in gradients_of(self.layers).items()
+        }
 
     def held_bytes(self) -> int:
         """Sent tensors that wait to be fetched may lie where no profiler of tensors looks."""
@@ -116,6 +127,10 @@ def eval_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
 def layers_of(stages: Mapping[int, Stage]) -> dict[int, nn.Module]:
     """Return the layers of some stages by their index in the model."""
     return {stage.first_layer + index: layer for stage in stages.values() for index, layer in enumerate(stage.module)}
+
+
+def parameters_of(stages: Mapping[int, Stage]) -> dict[int, list[nn.Parameter]]:
+    return {number: list(stage.module.parameters()) for number, stage in stages.items()}
 
 
 def gradients_of(layers: Mapping[int, nn.Module]) -> dict[int, list[Tensor]]:

@@ -31,8 +31,9 @@ def plain_gradients(
     step: int,
     device: torch.device,
     autocast: torch.dtype | None,
+    loss_factor: float,
 ) -> list[nn.Module]:
-    """Return freshly built layers that hold the gradients of one mini-batch's mean loss.
+    """Return freshly built layers that hold the gradients of one mini-batch's mean loss times a factor.
 
     No engine code: a loop over micro-batches and layers, each loss weighted by its share of what is counted.
     """
@@ -53,7 +54,7 @@ def plain_gradients(
             if count:
                 auxiliary.append(model.loss(value, piece.targets) * (count / sum(counts)))
         if any(loss.requires_grad for loss in auxiliary):
-            torch.stack(auxiliary).sum().backward()
+            (torch.stack(auxiliary).sum() * loss_factor).backward()
     return layers
 
 

@@ -5,18 +5,19 @@ They run in a worker, a process that measures one point and ends, so a part put 
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipebench.engine import backward, executor, stage
+from pipebench.engine import backward, executor, optimizer, stage
+from pipebench.engine.optimizer import OPTIMIZERS
 from pipebench.engine.stage import Stage, StageOutput
-from pipebench.harness import setting, worker
+from pipebench.harness import setting
 from pipebench.harness.jobs import RankJob
 from pipebench.harness.launch import Report
-from pipebench.harness.worker import OPTIMIZERS, measure_rank
+from pipebench.harness.worker import measure_rank
 from pipebench.record import RankRecord
 from pipebench.schedule.action import Row
 from pipebench.values import Value
@@ -52,12 +53,12 @@ def memory_given_back(job: RankJob, report: Report) -> Measured:
 
 
 def foreach_optimizer(job: RankJob, report: Report) -> Measured:
-    vars(worker)["OPTIMIZERS"] = {name: _unfused(kind, foreach=True) for name, kind in OPTIMIZERS.items()}
+    vars(optimizer)["OPTIMIZERS"] = {name: _unfused(kind, foreach=True) for name, kind in OPTIMIZERS.items()}
     return measure_rank(job, report)
 
 
 def plain_optimizer(job: RankJob, report: Report) -> Measured:
-    vars(worker)["OPTIMIZERS"] = {name: _unfused(kind, foreach=False) for name, kind in OPTIMIZERS.items()}
+    vars(optimizer)["OPTIMIZERS"] = {name: _unfused(kind, foreach=False) for name, kind in OPTIMIZERS.items()}
     return measure_rank(job, report)
 
 
@@ -99,7 +100,7 @@ def _with_sockets(job: RankJob) -> RankJob:
 
 
 def _unfused(kind: type[Optimizer], foreach: bool) -> Callable[..., Optimizer]:
-    def make(parameters: list[nn.Parameter], lr: float, fused: bool) -> Optimizer:
-        return kind(parameters, lr=lr, foreach=foreach)  # type: ignore[call-arg]
+    def make(groups: list[dict[str, Any]], **settings: Any) -> Optimizer:
+        return kind(groups, **{**settings, "fused": None, "foreach": foreach})
 
     return make

@@ -1,8 +1,8 @@
 """Write and read what training has reached: a file for each layer, so that any partition finds its own.
 
 Each holds the layer's parameters and buffers under the model's own names, and for a parameter the optimizer's state as
-`optimizer.<name>.<state>`. A parameter that is tied to others stands in the file of its first place. The format is
-safetensors: reading one runs no code.
+`optimizer.<name>.<state>`, and as `gradient.<name>` what has been accumulated for an update to come. A parameter that
+is tied to others stands in the file of its first place. The format is safetensors: reading one runs no code.
 """
 
 import hashlib
@@ -24,14 +24,27 @@ Place = tuple[int, str]
 """A layer's index and the name of a tensor in it."""
 
 
-def save_layer(folder: Path, index: int, layer: nn.Module, optimizers: Sequence[Optimizer], layout: Layout) -> str:
-    """Write a layer's file and return its hash. Raise OSError where that cannot be."""
+def save_layer(
+    folder: Path,
+    index: int,
+    layer: nn.Module,
+    optimizers: Sequence[Optimizer],
+    gradients: Sequence[Tensor],
+    layout: Layout,
+) -> str:
+    """Write a layer's file and return its hash. Raise OSError where that cannot be.
+
+    `gradients` are those of its parameters that wait for an update, none where none do.
+    """
+    waiting: dict[Tensor, Tensor] = dict(zip(layer.parameters(), gradients, strict=True)) if gradients else {}
     states = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
     tensors = {}
     for name, tensor in _own_tensors(index, layer).items():
         if _home(layout, (index, name)) != (index, name):
             continue
         tensors[name] = tensor
+        if tensor in waiting:
+            tensors[_gradient_name(name)] = waiting[tensor]
         for key, value in states.get(tensor, {}).items():
             if value is not None:
                 tensors[_state_name(name, key)] = value
@@ -62,7 +75,9 @@ def load_layers(
             prefix = _state_name(name_there, "")
             state = {key: value for key, value in found.items() if key.startswith(prefix)}
             states[tensor] = {key.removeprefix(prefix): value for key, value in state.items()}
-            unused -= {name, *(state if home == index else ())}
+            if (home, name_there) == (index, name):  # copies of what is tied are summed before an update
+                _load_gradient(tensor, found.get(_gradient_name(name)))
+                unused -= {name, _gradient_name(name), *state}
         if unused:
             raise ConfigError(
                 f"load={folder}: layer {index} ({type(layer).__name__}): has {sorted(unused)[0]} in its file: "
@@ -70,6 +85,11 @@ def load_layers(
             )
     for optimizer in optimizers:
         _load_state(optimizer, states)
+
+
+def _load_gradient(tensor: Tensor, gradient: Tensor | None) -> None:
+    if gradient is not None and tensor.requires_grad:
+        tensor.grad = gradient.to(tensor.device)
 
 
 def _load_state(optimizer: Optimizer, states: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
@@ -121,6 +141,10 @@ def _home(layout: Layout, place: Place) -> Place:
 
 def _state_name(name: str, key: str) -> str:
     return f"optimizer.{name}.{key}"
+
+
+def _gradient_name(name: str) -> str:
+    return f"gradient.{name}"
 
 
 def _check_alike(where: str, own: Tensor, saved: Tensor | None) -> None:

@@ -48,4 +48,4 @@ _PR_SET_TIMERSLACK = 29
 
 
 def autocast_of(config: RunConfig) -> torch.dtype | None:
-    return torch.bfloat16 if config.precision == "bf16" else None
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]

@@ -55,7 +55,7 @@ TRACE_FILE = "trace.json"
 AGAIN_FILE = "again.json"
 """The second measurement of the same point, in the same format."""
 
-GRADIENT_LIMITS = {"fp32": 1e-4, "bf16": 2e-2}
+GRADIENT_LIMITS = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 """Largest relative gradient error that counts as rounding, by precision."""
 
 

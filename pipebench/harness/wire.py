@@ -48,12 +48,18 @@ def transport_between(
 
     `room` says for each edge of this rank what one step sends over it.
     """
-    own = device.type == "cuda" and _own_gpu_each(config, dist.get_world_size())
+    carrier = carrier_of(config, device)
+    own = carrier.type == "cuda"
     auto = "network" if own or not hasattr(os, "memfd_create") else "shared"
     if (auto if config.transport == "auto" else config.transport) == "shared":
         return SharedMemoryTransport(device, room, rank, PrefixStore(f"shared {device.type}", store))
-    carrier = device if own else torch.device("cpu")
     return ProcessTransport(device, carrier, process_groups(edges, rank, carrier))
+
+
+def carrier_of(config: RunConfig, device: torch.device) -> torch.device:
+    """Return where tensors lie while torch.distributed carries them: on the device where every rank has its own GPU."""
+    own = device.type == "cuda" and _own_gpu_each(config, dist.get_world_size())
+    return device if own else torch.device("cpu")
 
 
 def _own_gpu_each(config: RunConfig, num_ranks: int) -> bool:

@@ -22,10 +22,13 @@ from pipebench.data import batches
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import specs_between
 from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.engine.optimizer import make_optimizer
+from pipebench.engine.pipeline import Pipeline, layers_of
 from pipebench.engine.shared_memory import Room
 from pipebench.engine.stage import Bundle, Bundles, Loss, Stage, TensorSpec
 from pipebench.engine.stopwatch import CudaStopwatch, HostStopwatch
 from pipebench.engine.transport import Transport
+from pipebench.engine.update import LossScale, UpdateRules, probe_scale
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import LossError
 from pipebench.harness.evaluating import Evaluations
@@ -35,13 +38,15 @@ from pipebench.harness.launch import Progress, Report
 from pipebench.harness.memory import measure_memory, peak_rss_bytes, reset_peaks
 from pipebench.harness.saving import load_layers, save_layer
 from pipebench.harness.setting import autocast_of, claim_cores
-from pipebench.harness.wire import EMPTY_TENSOR, join_group, one_way_time, transport_between
+from pipebench.harness.update_rules import update_rules
+from pipebench.harness.wire import EMPTY_TENSOR, carrier_of, join_group, one_way_time, transport_between
 from pipebench.models import layer_sequence
 from pipebench.models.layers import LayerSequence, build_layers, layout_of, skips_between
 from pipebench.peers.abilities import follows_rows, num_processes
 from pipebench.peers.protocol import Engine, Parts
 from pipebench.peers.registry import build_engine
-from pipebench.record import RankRecord
+from pipebench.peers.single import SingleProcess
+from pipebench.record import RankRecord, UpdateRecord
 from pipebench.saved import SavedLayer, read_saved, saved_after, write_saved
 from pipebench.schedule.action import Row
 from pipebench.values import tensors_of
@@ -51,13 +56,6 @@ OWN_LOOPS = ("pipebench", "single")
 
 STEADY_WINDOW = 3
 STEADY_FRACTION = 0.02
-
-
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
 
 
 def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
@@ -118,6 +116,7 @@ def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
         sent_bytes=engine.sent_bytes,
         first_step=first_step,
         evaluations=evaluations.found if rank == 0 else [],
+        updates=run.updates if rank == 0 and any(run.updates) else [],
     )
     return record, run.row
 
@@ -194,7 +193,8 @@ class Bench:
             device,
             stages,
             self._bundles,
-            self._optimizer,
+            partial(make_optimizer, job.config.optimizer),
+            self._update_rules(stages, device),
             self._transport(device),
             CudaStopwatch() if device.type == "cuda" else HostStopwatch(),
             self._whereabouts,
@@ -241,7 +241,10 @@ class Bench:
             engine.accumulate(0, batch)
         reference = None
         if job.rank == 0:
-            reference = plain_gradients(self._model, batch, config.micro, config.seed, 0, device, autocast_of(config))
+            factor = probe_scale(config.optimizer)
+            reference = plain_gradients(
+                self._model, batch, config.micro, config.seed, 0, device, autocast_of(config), factor
+            )
         error = largest_error(engine.gradients(), reference, self._owners(), job.rank)
         for parameter in _parameters(engine):
             parameter.grad = None
@@ -252,20 +255,27 @@ class Bench:
 
     def save(self, engine: Engine, folder: Path, step: int, phases: Phases) -> None:
         """Write this rank's layers, and on rank 0 what is to be said of all of them after so many training steps."""
-        layout = layout_of(self._model)
+        config, layout = self._job.config, layout_of(self._model)
+        waiting = engine.gradients() if step % config.optimizer.accumulate else {}
         for done, (index, layer) in enumerate(engine.layers.items(), start=1):
-            written = save_layer(folder, index, layer, engine.optimizers, layout)
+            written = save_layer(folder, index, layer, engine.optimizers, waiting.get(index, ()), layout)
             self._store.set(f"saved layer {index}", written)
             phases.layer_done(done, len(engine.layers))
         if self._job.rank == 0:
             hashes = [self._store.get(f"saved layer {index}").decode() for index in range(len(layout.names))]
             layers = [SavedLayer(*each) for each in zip(layout.names, hashes, strict=True)]
-            write_saved(folder, saved_after(step, self._job.config, layers))
+            saved, scale = saved_after(step, config, layers), _loss_scale(engine)
+            if scale is not None:
+                saved = dataclasses.replace(saved, loss_scale=scale.value, num_good=scale.num_good)
+            write_saved(folder, saved)
 
     def load(self, engine: Engine, folder: Path) -> int:
         """Set what this rank holds to what was saved; return how many steps had been trained."""
         saved = read_saved(folder)
         load_layers(folder, saved, engine.layers, engine.optimizers, layout_of(self._model))
+        scale = _loss_scale(engine)
+        if scale is not None and scale.dynamic and saved.loss_scale is not None:
+            scale.value, scale.num_good = saved.loss_scale, saved.num_good
         return saved.step
 
     def _owners(self) -> list[int]:
@@ -353,9 +363,9 @@ class Bench:
         largest = {frozenset(edge): max([*sent[edge], *sent[edge[::-1]], 1]) for edge in sent}
         return {edge: Room(max(1, len(sizes)), largest[frozenset(edge)]) for edge, sizes in sent.items()}
 
-    def _optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        config = self._job.config.optimizer
-        return OPTIMIZERS[config.name](parameters, lr=config.lr, fused=True)  # type: ignore[call-arg]
+    def _update_rules(self, stages: Mapping[int, Stage], device: torch.device) -> UpdateRules:
+        config, layout, carrier = self._job.config, layout_of(self._model), carrier_of(self._job.config, device)
+        return update_rules(config, layout, self._owners(), self._job.rank, layers_of(stages), carrier)
 
 
 class Steps:
@@ -375,6 +385,7 @@ class Steps:
     ) -> None:
         self.step = first_step
         self.losses: list[float] = []
+        self.updates: list[UpdateRecord | None] = []
         self.row = Row(())
         self._engine = engine
         self._mini_batch = mini_batch
@@ -417,6 +428,7 @@ class Steps:
         if outcome.loss is not None and not math.isfinite(outcome.loss):
             raise LossError(f"rank {dist.get_rank()}: the loss of step {self.step + 1} is {outcome.loss}")
         self.losses.append(loss)
+        self.updates.append(outcome.update)
         self.step += 1
         spans = outcome.spans()
         if not self.row:
@@ -470,8 +482,14 @@ def _whole_model_fits(job: RankJob, device: torch.device) -> bool:
     return _largest(misses) == 0.0
 
 
+def _loss_scale(engine: Engine) -> LossScale | None:
+    assert isinstance(engine, Pipeline | SingleProcess), "abilities let no other engine come here"
+    return engine.update.loss_scale
+
+
 def _parameters(engine: Engine) -> list[nn.Parameter]:
-    return [parameter for layer in engine.layers.values() for parameter in layer.parameters()]
+    """Return what the engine's layers hold, each once, be it tied to several of them."""
+    return list(nn.ModuleList(engine.layers.values()).parameters())
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ class Embedding(nn.Module):
         self.token = nn.Embedding(config.vocabulary, config.width)
         self.position = nn.Embedding(config.sequence, config.width)
         self.dropout = nn.Dropout(config.dropout)
+        self.ties = {"token.weight": "token"} if config.tied else {}
         nn.init.normal_(self.token.weight, std=_INIT_STD)
         nn.init.normal_(self.position.weight, std=_INIT_STD)
 
@@ -74,12 +75,13 @@ class FeedForward(nn.Module):
 
 
 class Head(nn.Module):
-    """Final norm and projection to the vocabulary, not tied to the embedding."""
+    """Final norm and projection to the vocabulary, by the embedding's table where that is tied."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
         self.project = Linear(config.width, config.vocabulary, bias=False)
+        self.ties = {"project.weight": "token"} if config.tied else {}
         nn.init.normal_(self.project.weight, std=_INIT_STD)
 
     def forward(self, x_BTD: Tensor) -> Tensor:

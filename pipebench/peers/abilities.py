@@ -6,7 +6,7 @@ No torch here: the parent asks, and a reason becomes the message of a skipped po
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from pipebench.config import RunConfig
+from pipebench.config import OptimizerConfig, RunConfig
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.machine import Machine
 
@@ -21,6 +21,11 @@ WHOLE_MODEL = (*ONE_PROCESS, "ddp", "fsdp")
 
 SAVES = ("single",)
 """Engines of other kinds whose layers and optimizers can be saved and loaded as those of the built-in one."""
+OWN_UPDATE = ("single",)
+"""Engines of other kinds that update as the built-in one does."""
+
+ONE_COPY = ("torch", "deepspeed", "fsdp")
+"""Engines in which a parameter tied between layers may lie on no two ranks."""
 
 NO_PIPELINE = ("ddp", "fsdp", "single")
 """Engines without stages that wait for each other: what one would pick instead of a pipeline."""
@@ -48,7 +53,12 @@ def why_not(config: RunConfig, machine: Machine) -> str:
     """Return why this engine cannot run the point, in one line; "" where it can."""
     if config.engine not in _REASONS:
         return ""
-    return _REASONS[config.engine](config, machine) or _trains_only(config)
+    return (
+        _REASONS[config.engine](config, machine)
+        or _updates_otherwise(config)
+        or _copies_apart(config)
+        or _trains_only(config)
+    )
 
 
 TORCH_SCHEDULES = {
@@ -123,6 +133,27 @@ def _trains_only(config: RunConfig) -> str:
         key, value = ("save", config.save) if config.save else ("load", config.load)
         return f"engine={config.engine} neither saves nor loads: {key}={value}; pipebench and single do"
     return ""
+
+
+def _updates_otherwise(config: RunConfig) -> str:
+    """Tell which settings of an update an engine lacks here; it steps its optimizer after each mini-batch by itself."""
+    if config.engine in OWN_UPDATE:
+        return ""
+    if config.precision == "fp16":
+        return f"engine={config.engine} scales no loss, as precision=fp16 wants: pipebench and single do"
+    usual, optimizer = OptimizerConfig(), config.optimizer
+    for key in ("clip_norm", "loss_scale", "accumulate", "lr_schedule", "lr_warmup"):
+        value = getattr(optimizer, key)
+        if value != getattr(usual, key):
+            return f"engine={config.engine} updates without optimizer.{key}={value}: pipebench and single have it"
+    return ""
+
+
+def _copies_apart(config: RunConfig) -> str:
+    """Tell whose ranks would train copies of a tied parameter apart."""
+    if not getattr(config.model, "tied", False) or config.stages == 1 or config.engine not in ONE_COPY:
+        return ""
+    return f"engine={config.engine} keeps no copies alike on several ranks: model.tied=true, and it wants false"
 
 
 def _ragged(config: RunConfig) -> str:

@@ -12,6 +12,7 @@ def build(parts: Parts) -> Pipeline:
         parts.stages,
         parts.bundles,
         parts.make_optimizer,
+        parts.rules,
         parts.transport,
         parts.stopwatch,
         parts.whereabouts,

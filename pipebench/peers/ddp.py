@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import gradients_of, layers_of
+from pipebench.engine.update import trained
 from pipebench.peers.protocol import Parts
 from pipebench.peers.whole_model import WholeModel, count_of, micro_batches_of_rank, summed_over_ranks
 
@@ -35,7 +36,7 @@ class DataParallel:
         self._num_ranks = dist.get_world_size()
         self._model = DistributedDataParallel(WholeModel(parts.stages), gradient_as_bucket_view=True)
         parameters = list(self._model.parameters())
-        self.optimizers = [parts.make_optimizer(parameters)]
+        self.optimizers = [parts.make_optimizer(trained(parameters))]
         reduced_bytes = sum(p.nbytes for p in parameters if p.requires_grad)
         self.sent_bytes: int | None = 2 * (self._num_ranks - 1) * reduced_bytes // self._num_ranks
 

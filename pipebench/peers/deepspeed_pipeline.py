@@ -20,6 +20,7 @@ from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.pipeline import gradients_of, layers_of, sent_between_stages
 from pipebench.engine.stage import Stage
 from pipebench.engine.stopwatch import TellSpans
+from pipebench.engine.update import trained
 from pipebench.peers.protocol import Parts
 from pipebench.schedule.action import Action, Op, Row
 
@@ -29,7 +30,7 @@ class DeepSpeedPipeline:
 
     def __init__(self, parts: Parts) -> None:
         stage = parts.stages[parts.rank]
-        parameters = list(stage.module.parameters())
+        parameters = trained(stage.module.parameters())
         self.optimizers = [parts.make_optimizer(parameters)] if parameters else []
         self.layers = layers_of(parts.stages)
         self.sent_bytes: int | None = sent_between_stages(parts.schedule, parts.rank, parts.bundles)

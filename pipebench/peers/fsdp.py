@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import layers_of
+from pipebench.engine.update import trained
 from pipebench.peers.protocol import Parts
 from pipebench.peers.whole_model import WholeModel, count_of, micro_batches_of_rank, summed_over_ranks
 
@@ -42,7 +43,7 @@ class FullySharded:
         for layer in self.layers.values():
             fully_shard(layer, mesh=mesh)
         fully_shard(self._model, mesh=mesh)
-        self.optimizers = [_fit_for_shards(parts.make_optimizer(list(self._model.parameters())))]
+        self.optimizers = [_fit_for_shards(parts.make_optimizer(trained(self._model.parameters())))]
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
         return summed_over_ranks(self._accumulate(step, batch), self._update)

@@ -1,6 +1,6 @@
 """What the bench gives an engine, and what it asks of one: the same for the built-in engine and for all others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from pipebench.engine.pipeline import BundlesFor
 from pipebench.engine.stage import Bundles, Stage
 from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
+from pipebench.engine.update import MakeOptimizer, UpdateRules
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.schedule.action import Schedule
 
@@ -26,7 +27,7 @@ class Parts:
     so, all of them for the engines that get the whole model. `bundles` say what passes between the stages held and
     their sources and targets, the mini-batch (from stage -1) and the last stage's output (to the stage after it)
     included; `bundles_for` says the same of micro-batches of other sizes.
-    `make_optimizer` builds the configured optimizer.
+    `make_optimizer` builds the configured optimizer, `rules` say what happens to gradients before it steps.
     `transport` joins the ranks as the rows want it; `whereabouts` is told of every action by whoever can.
     """
 
@@ -36,7 +37,8 @@ class Parts:
     device: torch.device
     stages: Mapping[int, Stage]
     bundles: Bundles
-    make_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+    make_optimizer: MakeOptimizer
+    rules: UpdateRules
     transport: Transport
     stopwatch: Stopwatch
     whereabouts: Whereabouts
@@ -48,7 +50,8 @@ class Engine(Protocol):
 
     `layers` holds this rank's layers by their index in the model; `optimizers` one for each of its stages that has
     parameters. `sent_bytes` are the bytes of tensors this rank hands to others in one step, None where nobody knows.
-    Both methods that step take the whole mini-batch; `accumulate` leaves gradients in `.grad`. A step's spans are in
+    Both methods that step take the whole mini-batch; `accumulate` leaves gradients in `.grad`,
+    times the configuration's `probe_scale`. A step's spans are in
     the order in which the rank ran its actions, the same in every step, or empty where the engine cannot tell.
     """
 

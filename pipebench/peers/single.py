@@ -1,6 +1,6 @@
 """One process that adds up the gradients of M micro-batches: what a user does on one device, and a loop to beat."""
 
-from collections.abc import Sequence
+import dataclasses
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import gradients_of, layers_of
+from pipebench.engine.update import Update, probe_scale
 from pipebench.errors import StageError
 from pipebench.peers.protocol import Parts
 from pipebench.peers.whole_model import WholeModel, count_of, micro_batches_of_rank
@@ -24,16 +25,18 @@ class SingleProcess:
         self.sent_bytes: int | None = 0
         self._parts = parts
         self._model = WholeModel(parts.stages)
-        parameters = list(self._model.parameters())
-        self.optimizers = [parts.make_optimizer(parameters)] if parameters else []
+        self.update = Update(parts.rules, {0: list(self._model.parameters())}, parts.make_optimizer)
+        self.optimizers = list(self.update.optimizers.values())
         in_turn = build_schedule("naive", 1, parts.config.micro)
         self._accumulated, self._trained = in_turn.rows[0], with_optimizer(in_turn).rows[0]
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
-        return self._run(self._trained, step, batch)
+        self.update.begin(step)
+        outcome = self._run(self._trained, step, batch, self.update.loss_factor)
+        return dataclasses.replace(outcome, update=self.update.done)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
-        return self._run(self._accumulated, step, batch)
+        return self._run(self._accumulated, step, batch, probe_scale(self._parts.config.optimizer))
 
     def gradients(self) -> dict[int, list[Tensor]]:
         return gradients_of(self.layers)
@@ -41,7 +44,7 @@ class SingleProcess:
     def held_bytes(self) -> int:
         return 0
 
-    def _run(self, row: Row, step: int, batch: MiniBatch) -> StepOutcome:
+    def _run(self, row: Row, step: int, batch: MiniBatch, loss_factor: float) -> StepOutcome:
         parts, losses = self._parts, list[Tensor]()
         micro_batches = micro_batches_of_rank(parts.config, batch, 0, 1, count_of(parts.stages))
         loss = torch.empty(())
@@ -53,23 +56,17 @@ class SingleProcess:
                     case Op.FORWARD:
                         loss = self._model(step, micro_batches[action.micro_batch])
                     case Op.BACKWARD:
-                        torch.autograd.backward(loss)
+                        torch.autograd.backward(loss if loss_factor == 1.0 else loss * loss_factor)
                         losses.append(loss.detach())
                     case Op.OPTIMIZER:
-                        update(self.optimizers)
+                        self.update.prepare()
+                        self.update.step(action.stage)
             except Exception as error:
                 told = str(error) or type(error).__name__
                 raise StageError(f"rank {parts.rank} failed at {action}: {told}") from error
             parts.stopwatch.stop()
         parts.whereabouts.between()
         return StepOutcome(parts.stopwatch.step_done(parts.rank, row), float(torch.stack(losses).sum()))
-
-
-def update(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Step the optimizers and drop the gradients."""
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
 
 
 def build(parts: Parts) -> SingleProcess:

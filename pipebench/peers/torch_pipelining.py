@@ -18,9 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.backward import detachable
 from pipebench.engine.executor import StepOutcome
-from pipebench.engine.pipeline import gradients_of, layers_of, sent_between_stages
+from pipebench.engine.pipeline import gradients_of, layers_of, parameters_of, sent_between_stages
 from pipebench.engine.stage import Bundle, Bundles, Stage
 from pipebench.engine.stopwatch import Stopwatch, TellSpans
+from pipebench.engine.update import owned_parameters
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import StageError, first_line
 from pipebench.linear import adopt
@@ -36,8 +37,8 @@ class TorchPipeline:
         schedule, stages = parts.schedule, parts.stages
         for stage in stages.values():
             adopt(stage.module, None)  # torch splits a backward by its own means
-        parameters = {number: list(stage.module.parameters()) for number, stage in stages.items()}
-        self._optimizers = {number: parts.make_optimizer(own) if own else None for number, own in parameters.items()}
+        owned = owned_parameters(parameters_of(stages))
+        self._optimizers = {number: parts.make_optimizer(own) if own else None for number, own in owned.items()}
         self.optimizers = [optimizer for optimizer in self._optimizers.values() if optimizer is not None]
         self.layers = layers_of(stages)
         self.sent_bytes: int | None = sent_between_stages(schedule, parts.rank, parts.bundles)

@@ -21,6 +21,7 @@ from pipebench.engine.executor import StepOutcome
 from pipebench.engine.pipeline import gradients_of, layers_of
 from pipebench.engine.stage import Stage
 from pipebench.engine.stopwatch import no_spans
+from pipebench.engine.update import trained
 from pipebench.peers.abilities import threads_each
 from pipebench.peers.protocol import Parts
 
@@ -30,7 +31,7 @@ class TorchGPipe:
 
     def __init__(self, parts: Parts) -> None:
         stages = [stage for _, stage in sorted(parts.stages.items())]
-        parameters = [parameter for stage in stages for parameter in stage.module.parameters()]
+        parameters = trained(nn.ModuleList(stage.module for stage in stages).parameters())
         self.optimizers = [parts.make_optimizer(parameters)] if parameters else []
         self.layers = layers_of(parts.stages)
         self.sent_bytes: int | None = 0

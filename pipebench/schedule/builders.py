@@ -218,6 +218,19 @@ def only_forwards(schedule: Schedule, num_micro_batches: int) -> Schedule:
     return Schedule(schedule.name, tuple(Row.of(kept(row.codes)) for row in schedule.rows), schedule.skips)
 
 
+def with_optimizer_last(schedule: Schedule) -> Schedule:
+    """Let each rank step its optimizers at its row's end, for updates that need the gradients of all its stages.
+
+    Where ranks wait for one another before they update, an optimizer amid a row would wait for ranks that wait for it.
+    """
+
+    def reorder(codes: Codes) -> Codes:
+        return codes[np.argsort(ops_of(codes) == OPS.index(Op.OPTIMIZER), kind="stable")]
+
+    stepped = with_optimizer(schedule)
+    return Schedule(schedule.name, tuple(Row.of(reorder(row.codes)) for row in stepped.rows), schedule.skips)
+
+
 def with_optimizer(schedule: Schedule) -> Schedule:
     """Let each stage step its optimizer as soon as its last gradient is there."""
 

@@ -4,13 +4,23 @@ How runs are called and which lines belong into which chart is decided once, her
 tracker's own affair.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipebench.config import known_keys
 from pipebench.grid import K, M, groups, values
 from pipebench.metrics import bubble_fraction
-from pipebench.record import Repeat, RunResult, evaluations, first_step, losses, step_times, traces
+from pipebench.record import (
+    Repeat,
+    RunResult,
+    UpdateRecord,
+    evaluations,
+    first_step,
+    losses,
+    step_times,
+    traces,
+)
 from pipebench.rows import AXES, COMPARABLE, Row
 
 PLAIN = {"replicas": 1, "chunks": 1, "recompute": "never", "partition": "time", "engine": "pipebench"}
@@ -77,6 +87,8 @@ def _steps(result: RunResult, repeat: Repeat) -> list[dict[str, float]]:
     """Return what is known of each training step, the untimed ones of the warm-up first."""
     times = step_times(repeat.ranks)
     steps = [{"loss": loss} for loss in losses(repeat)] or [{} for _ in times]
+    for step, update in zip(steps, repeat.ranks[0].updates, strict=False):  # none where the engine tells of none
+        step |= _of_update(update) if update else {}
     for step, step_s in zip(steps[len(steps) - len(times) :], times, strict=True):
         step["step_s"] = step_s
     bubbles = [bubble_fraction(trace) for trace in traces(result, repeat)]
@@ -87,6 +99,17 @@ def _steps(result: RunResult, repeat: Repeat) -> list[dict[str, float]]:
         found = {"loss": evaluation.loss, **evaluation.metrics}
         steps[done - 1] |= {f"evaluation_{name}": value for name, value in found.items()}
     return steps
+
+
+def _of_update(update: UpdateRecord) -> dict[str, float]:
+    """Return what is known of an update; a norm that overflowed is no number to draw."""
+    known = {
+        "learning_rate": update.learning_rate,
+        "gradient_norm": update.gradient_norm,
+        "loss_scale": update.loss_scale,
+        "skipped": None if update.loss_scale is None else float(update.skipped),
+    }
+    return {name: value for name, value in known.items() if value is not None and math.isfinite(value)}
 
 
 def series_of(rows: Sequence[Row]) -> list[Series]:

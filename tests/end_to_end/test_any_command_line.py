@@ -20,6 +20,8 @@ VALID = (
     "-m engine=simulate model=synthetic stages=2,4 micro=4 schedule=zb_h1,zb_v",
     "-m model=mlp model.layers=4 recompute=never,always partition=uniform",
     "partition=[9,9] optimizer=sgd optimizer.lr=0.1 precision=bf16",
+    "model.tied=true precision=fp16 optimizer.loss_scale=dynamic optimizer.clip_norm=1 optimizer.accumulate=2",
+    "optimizer.lr_schedule=cosine optimizer.lr_warmup=2 optimizer.lr_decay=9 optimizer.lr_floor=0.1",
     "-m experiment=quick steps=2 warmup=1",
     "wandb.mode=disabled trackers=[wandb,tensorboard] wandb.project=mine",
     "data.path=null data.max_bytes=100000 gate=off noise_floor=false",

@@ -57,6 +57,26 @@ def test_torch_recomputes_where_the_backward_is_one_piece(schedule: str, recompu
             "engine=single evaluates nothing: evaluate_every=5, and it wants 0",
         ),
         ("engine=torch save=true", "engine=torch neither saves nor loads: save=True; pipebench and single do"),
+        (
+            "engine=torch optimizer.clip_norm=1",
+            "engine=torch updates without optimizer.clip_norm=1.0: pipebench and single have it",
+        ),
+        (
+            "engine=ddp optimizer.accumulate=2",
+            "engine=ddp updates without optimizer.accumulate=2: pipebench and single have it",
+        ),
+        (
+            "engine=fsdp optimizer.lr_schedule=cosine optimizer.lr_decay=9",
+            "engine=fsdp updates without optimizer.lr_schedule=cosine: pipebench and single have it",
+        ),
+        (
+            "engine=torch precision=fp16 optimizer.loss_scale=dynamic",
+            "engine=torch scales no loss, as precision=fp16 wants: pipebench and single do",
+        ),
+        (
+            "engine=torch model.tied=true",
+            "engine=torch keeps no copies alike on several ranks: model.tied=true, and it wants false",
+        ),
         ("engine=single", "engine=single is one process without a pipeline: stages=2, and it wants 1"),
         (
             "engine=single stages=1 schedule=naive",

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import hashlib
+import json
 import re
 import shlex
 import subprocess
@@ -14,7 +16,16 @@ import pytest
 
 from pipebench.cli import defined_points
 from pipebench.compose import Grid, compose_grid
-from pipebench.config import ENGINES, RESOLVED_BY_THE_MACHINE, RunConfig, key_of, ranks_per_device, resolve, value_at
+from pipebench.config import (
+    ENGINES,
+    NOT_PART_OF_THE_POINT,
+    RESOLVED_BY_THE_MACHINE,
+    RunConfig,
+    key_of,
+    ranks_per_device,
+    resolve,
+    value_at,
+)
 from pipebench.errors import ConfigError, ScheduleError
 from pipebench.machine import Machine
 from pipebench.schedule.builders import SCHEDULES
@@ -121,7 +132,7 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
     [
         # names
         ("transformer", {"engine": "megatron"}, f"engine=megatron: expected one of {', '.join(ENGINES)}"),
-        ("transformer", {"precision": "fp16"}, "precision=fp16: expected one of fp32, bf16 (did you mean 'bf16'?)"),
+        ("transformer", {"precision": "f16"}, "precision=f16: expected one of fp32, bf16, fp16 (did you mean 'fp16'?)"),
         ("transformer", {"device": "tpu"}, "device=tpu: expected one of auto, cpu, cuda (did you mean 'cpu'?)"),
         ("transformer", {"gate": "maybe"}, "gate=maybe: expected one of on, off"),
         ("transformer", {"optimizer__name": "lion"}, "optimizer.name=lion: expected one of sgd, adam, adamw"),
@@ -167,6 +178,42 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
         ("transformer", {"seed": -1}, "seed=-1: expected a whole number from 0 to 2147483647"),
         ("transformer", {"seed": 2**31}, "seed=2147483648: expected a whole number from 0 to 2147483647"),
         ("transformer", {"optimizer__lr": 0.0}, "optimizer.lr=0.0: expected a number above 0"),
+        (
+            "mlp",
+            {"optimizer__weight_decay": -1.0},
+            "optimizer.weight_decay=-1.0: expected null or a number of at least 0",
+        ),
+        ("mlp", {"optimizer__momentum": 0.9}, "optimizer.momentum=0.9: expected 0 with optimizer.name=adamw"),
+        ("mlp", {"optimizer__clip_norm": 0.0}, "optimizer.clip_norm=0.0: expected null or a number above 0"),
+        (
+            "mlp",
+            {"optimizer__loss_scale": "big"},
+            "optimizer.loss_scale=big: expected null, dynamic or a number above 0",
+        ),
+        ("mlp", {"optimizer__accumulate": 0}, "optimizer.accumulate=0: expected a whole number of at least 1"),
+        ("mlp", {"optimizer__lr_warmup": -1}, "optimizer.lr_warmup=-1: expected a whole number of at least 0"),
+        ("mlp", {"optimizer__lr_floor": 2.0}, "optimizer.lr_floor=2.0: expected a number from 0 to 1"),
+        (
+            "mlp",
+            {"optimizer__lr_decay": 9},
+            "optimizer.lr_decay=9: expected optimizer.lr_schedule=linear or cosine beside it",
+        ),
+        (
+            "mlp",
+            {"optimizer__lr_schedule": "cosine"},
+            "optimizer.lr_decay=null: expected a whole number above optimizer.lr_warmup=0",
+        ),
+        (
+            "mlp",
+            {"optimizer__lr_schedule": "linear", "optimizer__lr_warmup": 5, "optimizer__lr_decay": 5},
+            "optimizer.lr_decay=5: expected a whole number above optimizer.lr_warmup=5",
+        ),
+        (
+            "mlp",
+            {"precision": "fp16"},
+            "precision=fp16: expected optimizer.loss_scale=dynamic or a number beside it, else gradients vanish",
+        ),
+        ("mlp", {"optimizer__decay": "none"}, "optimizer.decay=none: expected one of all, matrices"),
         ("transformer", {"model__dropout": 1.0}, "model.dropout=1.0: expected a number from 0 to below 1"),
         ("mlp", {"model__dropout": -0.1}, "model.dropout=-0.1: expected a number from 0 to below 1"),
         ("transformer", {"model__heads": 3}, "model.heads=3: expected a divisor of model.width=128"),
@@ -408,7 +455,8 @@ def test_a_point_keeps_its_key() -> None:
     [
         {"stages": 3}, {"micro": 4}, {"schedule": "1f1b"}, {"recompute": "always"}, {"partition": "uniform"},
         {"partition": [9, 9]}, {"batch": 16}, {"seed": 1}, {"model__width": 64}, {"optimizer__name": "sgd"},
-        {"chunks": 2}, {"memory_limit": "2p"},
+        {"chunks": 2}, {"memory_limit": "2p"}, {"model__tied": True}, {"optimizer__weight_decay": 0.5},
+        {"optimizer__clip_norm": 1.0}, {"optimizer__accumulate": 2}, {"optimizer__loss_scale": "dynamic"},
         {"optimizer__lr": 0.5}, {"precision": "bf16"}, {"threads": 2}, {"device": "cuda"}, {"steps": 3},
         {"warmup": 3}, {"gate": "off"}, {"engine": "torch"}, {"data__max_bytes": 9999},
     ],
@@ -416,6 +464,15 @@ def test_a_point_keeps_its_key() -> None:
 )  # fmt: skip
 def test_what_is_measured_is_in_the_key(difference: dict[str, Any]) -> None:
     assert key_of(changed(point(), **difference)) != key_of(point())
+
+
+def test_settings_that_came_later_leave_the_keys_of_old_points_alone() -> None:
+    old = dataclasses.asdict(point())
+    del old["model"]["tied"], old["transport"], old["batch_norm"]
+    old["optimizer"] = {"name": "adamw", "lr": 0.001}
+    for name in NOT_PART_OF_THE_POINT:
+        del old[name]
+    assert key_of(point()) == hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def test_the_rows_of_a_schedule_file_and_the_costs_of_a_profile_are_in_the_key(tmp_path: Path) -> None:

@@ -27,7 +27,20 @@ LAYERS = [
         "values",
         "layer",
     ],
-    ["config", "compose", "record", "saved", "metrics", "costs", "rows", "grid", "ledger", "rounding", "render"],
+    [
+        "config",
+        "compose",
+        "learning_rate",
+        "record",
+        "saved",
+        "metrics",
+        "costs",
+        "rows",
+        "grid",
+        "ledger",
+        "rounding",
+        "render",
+    ],
     ["models", "data", "engine"],
     ["peers"],
     ["harness"],
@@ -49,8 +62,9 @@ ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
 WITHOUT_TORCH = ["errors", "seeds", "machine", "interrupts", "temporary", "conditions", "files", "schedule", "trace",
-                 "config", "compose", "record", "saved", "metrics", "costs", "ledger", "rows", "grid", "rounding",
-                 "render", "display", "report", "tracking", "dry_run", "perf", "compare", "cli", "push", "dashboard",
+                 "config", "compose", "learning_rate", "record", "saved", "metrics", "costs", "ledger", "rows", "grid",
+                 "rounding", "render", "display", "report", "tracking", "dry_run", "perf", "compare", "cli", "push",
+                 "dashboard",
                  "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.partition",

@@ -11,7 +11,7 @@ from pipebench.errors import ConfigError, ScheduleError
 from pipebench.metrics import bubble_fraction
 from pipebench.schedule.action import Action, Op, Schedule, Transfer
 from pipebench.schedule.bounds import PassCosts, bubble_bound
-from pipebench.schedule.builders import SCHEDULES, Recompute, with_optimizer
+from pipebench.schedule.builders import SCHEDULES, Recompute, with_optimizer, with_optimizer_last
 from pipebench.schedule.catalogue import build
 from pipebench.schedule.memory import peak_in_flight
 from pipebench.schedule.simulate import simulate
@@ -121,6 +121,21 @@ def test_a_recompute_stands_right_before_its_backward_or_input_gradient(
         for place, action in enumerate(actions):
             if action.op in (Op.BACKWARD, Op.INPUT_GRADIENT):
                 assert actions[place - 1] == Action(Op.RECOMPUTE, action.stage, action.micro_batch)
+
+
+@every_schedule
+@every_recompute
+@every_size
+def test_where_ranks_agree_on_updates_all_optimizers_stand_at_the_ends_of_the_rows(
+    name: str, num_stages: int, num_micro_batches: int, recompute: Recompute
+) -> None:
+    schedule = make(name, num_stages, num_micro_batches, recompute)
+    stepped = with_optimizer_last(schedule)
+    validate(stepped)
+    for rank, (row, with_steps) in enumerate(zip(schedule.rows, stepped.rows, strict=True)):
+        before, steps = with_steps[: len(row)], with_steps[len(row) :]
+        assert before == row
+        assert sorted(steps) == [Action(Op.OPTIMIZER, stage) for stage in schedule.stages_of_rank(rank)]
 
 
 @every_schedule

@@ -66,8 +66,9 @@ def plain_backward(
     num_micro_batches: int,
     step: int = 0,
     autocast: torch.dtype | None = None,
+    factor: float = 1.0,
 ) -> float:
-    """Add the gradients of the mini-batch's mean loss to `.grad` and return that loss."""
+    """Add the gradients of the mini-batch's mean loss, times a factor, to `.grad` and return that loss."""
     num_samples = len(batch.inputs)
     total = 0.0
     micro_batches = zip(
@@ -79,7 +80,7 @@ def plain_backward(
                 torch.default_generator.manual_seed(seed_of(SEED, Purpose.DROPOUT, step, micro_batch, index))
                 x = layer(x)
             loss = loss_of(x, target) * (len(target) / num_samples)
-        loss.backward()
+        (loss * factor).backward()
         total += float(loss.detach())
     return total
 

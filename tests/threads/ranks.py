@@ -1,23 +1,31 @@
 """The real engine on threads: every rank builds its stage, and the world carries tensors between them."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from in_process import InProcessTransport, LockedStage, run_ranks
+from in_process import InProcessGroup, InProcessTransport, LockedStage, run_ranks
 from plain import SEED, Model, build, mini_batch, sequence_of
 from torch import Tensor, nn
 
+from pipebench.config import OptimizerConfig
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
+from pipebench.engine.group import Alone
 from pipebench.engine.microbatch import micro_batch_sizes, passes_of
+from pipebench.engine.optimizer import make_optimizer as configured
 from pipebench.engine.partition import split_uniformly
-from pipebench.engine.pipeline import Pipeline, eval_mode
+from pipebench.engine.pipeline import Pipeline, eval_mode, layers_of
 from pipebench.engine.stage import Bundle, Loss, TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
+from pipebench.engine.update import MakeOptimizer, UpdateRules
 from pipebench.engine.whereabouts import RECORD_BYTES, Whereabouts
-from pipebench.models.layers import LayerSequence, layout_of, skips_between
+from pipebench.harness.update_rules import tied_on
+from pipebench.models.layers import LayerSequence, Layout, layout_of, skips_between
+from pipebench.record import UpdateRecord
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import Recompute, with_recompute
 from pipebench.schedule.catalogue import build as build_schedule
@@ -26,7 +34,7 @@ from pipebench.values import tensors_of
 
 CPU = torch.device("cpu")
 
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+SGD = OptimizerConfig(name="sgd", lr=0.1)
 
 
 def unseen() -> Whereabouts:
@@ -37,6 +45,10 @@ def sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
+def alone(optimizer: OptimizerConfig = SGD) -> UpdateRules:
+    return UpdateRules(optimizer, 0, 1, (), Alone())
+
+
 @dataclass(frozen=True)
 class Evaluation:
     loss: float
@@ -45,7 +57,8 @@ class Evaluation:
 
 @dataclass
 class Outcome:
-    """All ranks together: every layer in order, a loss for each step, and each rank's spans of the last step.
+    """All ranks together: every layer in order, a loss and an update for each step, each rank's spans of the last step,
+    and each layer's gradients as an engine tells them.
 
     `evaluations` are those after the first step, then those after the second, and so on.
     """
@@ -53,6 +66,8 @@ class Outcome:
     layers: list[nn.Module]
     losses: list[float]
     spans: list[tuple[Span, ...]]
+    updates: list[UpdateRecord | None]
+    gradients: list[list[Tensor]]
     evaluations: list[Evaluation] = field(default_factory=list)
 
 
@@ -135,47 +150,42 @@ def run(
     point: Point,
     num_steps: int = 1,
     train: bool = False,
-    make_optimizer: MakeOptimizer = sgd,
+    optimizer: OptimizerConfig = SGD,
+    make_optimizer: MakeOptimizer | None = None,
     prepare: Callable[[list[nn.Module]], None] | None = None,
     evaluated: Sequence[MiniBatch] = (),
     first_step: int = 0,
     load: Callable[[Pipeline], None] = lambda pipeline: None,
     save: Callable[[Pipeline], None] = lambda pipeline: None,
 ) -> Outcome:
-    """Accumulate (or train) `num_steps` mini-batches on a thread for each rank; evaluate some after each of them.
+    """Accumulate (or train) `num_steps` mini-batches on a thread for each rank, each with copies of what is tied.
 
-    Each rank calls `load` before the first and `save` after the last.
+    Some are evaluated after each of them; each rank calls `load` before the first and `save` after the last.
     """
     layers, loss = build(point.model)
     if prepare is not None:
         prepare(layers)
+    schedule, layout = point.schedule, layout_of(sequence_of(point.model))
+    counts = split_uniformly(len(layers), schedule.num_stages)
+    owners = [rank for rank, count in zip(schedule.stage_ranks, counts, strict=True) for _ in range(count)]
+    _copy_ties(layers, layout, owners)
     stages = point.stages(layers, loss)
     bundles = point.bundles(stages) if prepare is not None else _known_bundles(point, stages)
-    schedule = point.schedule
     most_samples = micro_batch_sizes(point.num_samples, point.num_micro_batches)[0]
     sizes = {tuple(s) for each in evaluated for s in passes_of(len(each), point.num_micro_batches, most_samples)}
     with eval_mode(stage.module for stage in stages):  # batch norm trains on no single sample
         of_sizes = {each: point.bundles_for(stages, each) for each in sizes}
 
-    def work(
-        rank: int, transport: InProcessTransport
-    ) -> tuple[list[float | None], tuple[Span, ...], list[StepOutcome]]:
+    def work(rank: int, transport: InProcessTransport) -> _OfRank:
         stopwatch = HostStopwatch()  # it times the thread that makes it
         try:
             own = {number: stages[number] for number in schedule.stages_of_rank(rank)}
             around = {edge: bundles[edge] for edge in bundles if set(edge) & set(own)}
-            pipeline = Pipeline(
-                schedule,
-                rank,
-                own,
-                around,
-                make_optimizer,
-                transport,
-                stopwatch,
-                unseen(),
-                most_samples,
-                lambda sizes: of_sizes[tuple(sizes)],
-            )
+            tied = tied_on(rank, layout, owners, layers_of(own))
+            rules = UpdateRules(optimizer, rank, schedule.num_ranks, tied, InProcessGroup(transport.world, rank))
+            make = make_optimizer or partial(configured, optimizer)
+            by_sizes = (most_samples, lambda sizes: of_sizes[tuple(sizes)])
+            pipeline = Pipeline(schedule, rank, own, around, make, rules, transport, stopwatch, unseen(), *by_sizes)
             one_step = pipeline.train if train else pipeline.accumulate
             outcomes, evaluations = list[StepOutcome](), list[StepOutcome]()
             load(pipeline)
@@ -183,20 +193,45 @@ def run(
                 outcomes.append(one_step(step, point.mini_batch(step)))
                 evaluations += map(pipeline.evaluate, evaluated)
             save(pipeline)
-            return [outcome.loss for outcome in outcomes], outcomes[-1].spans(), evaluations
+            losses, updates = [each.loss for each in outcomes], [each.update for each in outcomes]
+            return _OfRank(losses, updates, outcomes[-1].spans(), pipeline.gradients(), evaluations)
         finally:
             stopwatch.close()
 
     results = run_ranks(schedule.num_ranks, work)
-    parts = zip(*(losses for losses, _, _ in results), strict=True)
+    parts = zip(*(result.losses for result in results), strict=True)
+    told = {repr(result.updates) for result in results}  # an overflowed norm may be not-a-number, which equals nothing
+    assert len(told) == 1, f"ranks disagree on an update: {told}"
+    gradients = {index: own for result in results for index, own in result.gradients.items()}
     return Outcome(
         layers=[layer for stage in stages for layer in stage.module],
         losses=[sum(part for part in of_step if part is not None) for of_step in parts],
-        spans=[spans for _, spans, _ in results],
-        evaluations=[_joined(of_ranks) for of_ranks in zip(*(found for _, _, found in results), strict=True)],
+        spans=[result.spans for result in results],
+        updates=results[0].updates,
+        gradients=[gradients[index] for index in range(len(layers))],
+        evaluations=[_joined(of_ranks) for of_ranks in zip(*(each.evaluations for each in results), strict=True)],
     )
 
 
 def _joined(of_ranks: Sequence[StepOutcome]) -> Evaluation:
     losses = [outcome.loss for outcome in of_ranks if outcome.loss is not None]
     return Evaluation(sum(losses), {name: value for each in of_ranks for name, value in each.metrics.items()})
+
+
+@dataclass
+class _OfRank:
+    losses: list[float | None]
+    updates: list[UpdateRecord | None]
+    spans: tuple[Span, ...]
+    gradients: dict[int, list[Tensor]]
+    evaluations: list[StepOutcome]
+
+
+def _copy_ties(layers: list[nn.Module], layout: Layout, owners: list[int]) -> None:
+    """Give every rank a copy of its own of each tied parameter, as ranks that build their own layers have."""
+    for tie in layout.ties:
+        copies: dict[int, nn.Parameter] = {}
+        for index, name in tie.places:
+            owner, _, last = name.rpartition(".")
+            parameter = copies.setdefault(owners[index], copy.deepcopy(layers[index].get_parameter(name)))
+            setattr(layers[index].get_submodule(owner), last, parameter)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipebench.compose import compose_grid
-from pipebench.config import MOST_STEPS
+from pipebench.config import MOST_STEPS, OptimizerConfig
 from pipebench.data import EVALUATION_STEP, batches, evaluation_batch
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.microbatch import passes_of
@@ -118,7 +118,9 @@ def test_training_is_bit_equal_with_and_without_evaluations_between(recompute: R
     point = Point(model, "1f1b", recompute, num_stages=3, data=numbers, deferred=deferred)
 
     def trained(evaluated: Sequence[MiniBatch]) -> Outcome:
-        return run(point, 4, True, torch.optim.Adam, lambda layers: None, evaluated)
+        return run(
+            point, 4, True, OptimizerConfig(name="adam", lr=0.001), prepare=lambda layers: None, evaluated=evaluated
+        )
 
     alone, between = trained([]), trained([numbers(100, 30), numbers(101, 2)])
     assert between.losses == alone.losses

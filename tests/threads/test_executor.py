@@ -1,7 +1,6 @@
 """The real executor against plain PyTorch, over schedules x recompute x (K, M), ragged mini-batches, dropout on."""
 
 import dataclasses
-from collections.abc import Sequence
 from functools import cache, partial
 
 import pytest
@@ -20,9 +19,10 @@ from plain import (
     parameters,
     plain_backward,
 )
-from ranks import CPU, MakeOptimizer, Point, run, sgd
+from ranks import CPU, SGD, Point, run
 from torch import Tensor, nn
 
+from pipebench.config import OptimizerConfig
 from pipebench.engine.stage import Stage
 from pipebench.errors import StageError
 from pipebench.harness.gate import plain_gradients
@@ -153,31 +153,31 @@ def test_recompute_changes_no_bit_of_any_gradient(model: str, name: str, num_mic
     assert always.losses == except_last.losses == never.losses
 
 
-def adamw(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=0.01)
+TORCH = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+ADAMW = OptimizerConfig(name="adamw", lr=0.01)
 
 
 @pytest.mark.parametrize(
     # AdamW divides by the gradient's own size, so the transformer's key biases, whose gradient is rounding
     # noise, would move at random.
-    ("model", "make_optimizer"),
-    [("transformer", sgd), ("mlp", sgd), ("mlp", adamw)],
+    ("model", "settings"),
+    [("transformer", SGD), ("mlp", SGD), ("mlp", ADAMW)],
     ids=["transformer-sgd", "mlp-sgd", "mlp-adamw"],
 )
 @every_schedule
 @pytest.mark.parametrize("recompute", [Recompute.NEVER, Recompute.ALWAYS], ids=["never", "always"])
 @pytest.mark.parametrize("num_stages", [1, 3])
 def test_three_training_steps_give_the_weights_of_plain_pytorch(
-    model: str, make_optimizer: MakeOptimizer, name: str, recompute: Recompute, num_stages: int
+    model: str, settings: OptimizerConfig, name: str, recompute: Recompute, num_stages: int
 ) -> None:
     layers, loss_of = build(MODELS[model])
-    optimizer = make_optimizer([parameter for layer in layers for parameter in layer.parameters()])
+    optimizer = TORCH[settings.name]([p for layer in layers for p in layer.parameters()], lr=settings.lr)
     losses = []
     for step in range(3):
         losses.append(plain_backward(layers, loss_of, mini_batch(MODELS[model], step), 4, step))
         optimizer.step()
         optimizer.zero_grad()
-    outcome = run(Point(MODELS[model], name, recompute, num_stages, 4), 3, train=True, make_optimizer=make_optimizer)
+    outcome = run(Point(MODELS[model], name, recompute, num_stages, 4), 3, train=True, optimizer=settings)
     assert_close(parameters(outcome.layers), parameters(layers))
     assert outcome.losses == [pytest.approx(loss, rel=1e-5) for loss in losses]
     assert all(parameter.grad is None for layer in outcome.layers for parameter in layer.parameters())
@@ -394,7 +394,7 @@ def test_the_gates_reference_agrees_with_this_one(model: str, num_micro_batches:
     batch = mini_batch(MODELS[model], 2)
     layers, loss_of = build(MODELS[model])
     plain_backward(layers, loss_of, batch, num_micro_batches, step=2)
-    gate = plain_gradients(layer_sequence(MODELS[model]), batch, num_micro_batches, SEED, 2, CPU, None)
+    gate = plain_gradients(layer_sequence(MODELS[model]), batch, num_micro_batches, SEED, 2, CPU, None, 1.0)
     assert_close(gradients(gate), gradients(layers), within=1e-6)
 
 

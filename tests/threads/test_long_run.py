@@ -4,10 +4,10 @@ The control adds the same gradients up in another order, so it does drift: what 
 """
 
 import pytest
-import torch
 from plain import TRANSFORMER, assert_identical, parameters
 from ranks import Outcome, Point, run
 
+from pipebench.config import OptimizerConfig
 from pipebench.report.figures.drift import drift
 from pipebench.rounding import largest_drift
 from pipebench.schedule.builders import Recompute
@@ -17,7 +17,7 @@ NUM_STEPS = 12
 
 def trained(name: str, stages: int) -> Outcome:
     point = Point(TRANSFORMER, name, Recompute.ALWAYS, num_stages=stages, num_micro_batches=4)
-    return run(point, NUM_STEPS, True, lambda own: torch.optim.AdamW(own, lr=0.001, fused=True))
+    return run(point, NUM_STEPS, True, OptimizerConfig(name="adamw", lr=0.001))
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,6 @@ def test_another_order_of_gradients_drifts_as_far_as_rounding_explains(one_devic
 def test_a_mistake_of_a_thousandth_in_one_step_is_more_than_rounding_explains(one_device: Outcome) -> None:
     """The bound is no formality: a learning rate that is off by as much leaves it at once."""
     point = Point(TRANSFORMER, "1f1b", num_stages=4, num_micro_batches=4)
-    other = run(point, NUM_STEPS, True, lambda own: torch.optim.AdamW(own, lr=0.001001, fused=True))
+    other = run(point, NUM_STEPS, True, OptimizerConfig(name="adamw", lr=0.001001))
     found = drift(other.losses, one_device.losses)
     assert any(value > largest_drift(step) for step, value in enumerate(found, start=1))

@@ -58,8 +58,8 @@ def transports_after_a_step(point: Point, evaluates: bool = False) -> list[Count
         counting = Counting(transport.world, rank)
         stopwatch = HostStopwatch()
         around = {edge: bundles[edge] for edge in bundles if rank in edge}
-        executor = Executor(schedule, rank, {rank: stages[rank]}, around, {}, counting, stopwatch, unseen())
-        executor.run_step(0, batch.inputs, batch.targets, len(batch.inputs))
+        executor = Executor(schedule, rank, {rank: stages[rank]}, around, None, counting, stopwatch, unseen())
+        executor.run_step(0, batch.inputs, batch.targets, len(batch.inputs), 1.0)
         stopwatch.close()
         return counting
 

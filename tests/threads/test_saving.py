@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipebench.compose import compose_grid
-from pipebench.config import RunConfig
+from pipebench.config import OptimizerConfig, RunConfig
 from pipebench.data.batch import MiniBatch
+from pipebench.engine.optimizer import make_optimizer
 from pipebench.engine.pipeline import Pipeline
 from pipebench.errors import ConfigError
 from pipebench.harness.saving import load_layers, save_layer
@@ -24,13 +25,16 @@ from pipebench.models.layers import LayerSequence, build_layers, layout_of, one_
 from pipebench.saved import SavedLayer, check_loadable, layer_file, read_saved, saved_after, write_saved
 from pipebench.schedule.builders import Recompute
 
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
-
-OPTIMIZERS: dict[str, MakeOptimizer] = {
-    "sgd": partial(torch.optim.SGD, lr=0.1),
-    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-    "adamw": partial(torch.optim.AdamW, lr=0.01, fused=True),
+OPTIMIZERS = {
+    "sgd": OptimizerConfig(name="sgd", lr=0.1),
+    "momentum": OptimizerConfig(name="sgd", lr=0.1, momentum=0.9),
+    "adamw": OptimizerConfig(name="adamw", lr=0.01, decay="matrices"),
+    "scheduled, clipped and scaled": OptimizerConfig(
+        name="adamw", lr=0.01, lr_schedule="cosine", lr_warmup=2, lr_decay=8, clip_norm=0.5, loss_scale="dynamic"
+    ),
+    "accumulating": OptimizerConfig(name="adamw", lr=0.01, accumulate=2),
 }
+"""The last is saved between a mini-batch and the one that ends its update."""
 
 
 class TiedTable(nn.Linear):
@@ -72,10 +76,13 @@ def config(*overrides: str) -> RunConfig:
     return grid.points[0]
 
 
-def saver(model: LayerSequence, folder: Path) -> Callable[[Pipeline], None]:
+def saver(model: LayerSequence, folder: Path, waiting: bool = False) -> Callable[[Pipeline], None]:
+    """Return what saves a rank's layers, with gradients where they wait for an update."""
+
     def save(pipeline: Pipeline) -> None:
+        gradients = pipeline.gradients() if waiting else {}
         for index, layer in pipeline.layers.items():
-            save_layer(folder, index, layer, pipeline.optimizers, layout_of(model))
+            save_layer(folder, index, layer, pipeline.optimizers, gradients.get(index, []), layout_of(model))
 
     return save
 
@@ -95,28 +102,28 @@ def say_saved(model: LayerSequence, folder: Path, step: int) -> None:
     write_saved(folder, saved_after(step, config(), layers))
 
 
-def interrupted(before: Point, after: Point, folder: Path, make_optimizer: MakeOptimizer) -> tuple[Outcome, Outcome]:
+def interrupted(before: Point, after: Point, folder: Path, optimizer: OptimizerConfig) -> tuple[Outcome, Outcome]:
     """Train three steps, save, load into what else is built, and train three more."""
     model = sequence_of(before.model)
-    first = run(before, 3, True, make_optimizer, save=saver(model, folder))
+    first = run(before, 3, True, optimizer, save=saver(model, folder, waiting=optimizer.accumulate > 1))
     say_saved(model, folder, 3)
     assert read_saved(folder).step == 3
-    return first, run(after, 3, True, make_optimizer, first_step=3, load=loader(model, folder))
+    return first, run(after, 3, True, optimizer, first_step=3, load=loader(model, folder))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("settings", OPTIMIZERS)
 @pytest.mark.parametrize("name", ["transformer", "batch norm", "tie"])
 def test_losses_after_going_on_are_those_of_training_that_never_stopped(
-    name: str, optimizer: str, tmp_path: Path
+    name: str, settings: str, tmp_path: Path
 ) -> None:
     """From K=2 GPipe to K=3 1F1B, cut elsewhere, with every forward run again."""
     model = {"transformer": TRANSFORMER, "batch norm": with_batch_norm(), "tie": with_tie()}[name]
     data = None if name == "transformer" else numbers
-    make_optimizer = OPTIMIZERS[optimizer]
-    before = Point(model, "gpipe", num_stages=1 if name == "tie" else 2, data=data)
-    after = Point(model, "1f1b", Recompute.ALWAYS, num_stages=1 if name == "tie" else 3, data=data)
-    whole = run(before, 6, True, make_optimizer)
-    first, second = interrupted(before, after, tmp_path, make_optimizer)
+    optimizer = OPTIMIZERS[settings]
+    before = Point(model, "gpipe", num_stages=2, data=data)
+    after = Point(model, "1f1b", Recompute.ALWAYS, num_stages=3, data=data)
+    whole = run(before, 6, True, optimizer)
+    first, second = interrupted(before, after, tmp_path, optimizer)
     assert [*first.losses, *second.losses] == pytest.approx(whole.losses, rel=1e-6)
     for mine, other in zip(buffers(second.layers), buffers(whole.layers), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
@@ -176,7 +183,7 @@ def test_copies_of_a_tied_parameter_are_all_read_from_its_first_place(tmp_path: 
     whole = run(point, 2, True, OPTIMIZERS["momentum"], save=saver(model, tmp_path))
     say_saved(model, tmp_path, 2)
     [copy] = build_layers(model, [3], SEED + 1)
-    optimizer = OPTIMIZERS["momentum"](list(copy.parameters()))
+    optimizer = make_optimizer(OPTIMIZERS["momentum"], list(copy.parameters()))
     load_layers(tmp_path, read_saved(tmp_path), {3: copy}, [optimizer], layout_of(model))
     assert torch.equal(copy.get_parameter("weight"), whole.layers[0].get_parameter("weight"))
     assert "momentum_buffer" in optimizer.state[copy.get_parameter("weight")]

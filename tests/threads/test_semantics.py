@@ -12,7 +12,7 @@ from ranks import Outcome, Point, run
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipebench.config import UMlpConfig
+from pipebench.config import OptimizerConfig, UMlpConfig
 from pipebench.data.batch import MiniBatch
 from pipebench.models import layer_sequence
 from pipebench.models.layers import LayerSequence, one_by_one
@@ -313,7 +313,7 @@ def inputs_of_norms(layers: list[nn.Module], x: Tensor, num_micro_batches: int) 
 
 def train_normalized(name: str, recompute: Recompute, num_ranks: int, deferred: bool) -> Outcome:
     point = Point(NORMALIZED, name, recompute, num_ranks, 4, data=points_in_space, deferred=deferred)
-    return run(point, 2, train=True, make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0))
+    return run(point, 2, train=True, optimizer=OptimizerConfig(name="sgd", lr=0.0))
 
 
 @every_schedule

@@ -14,7 +14,7 @@ from plain import (
     parameters,
     plain_backward,
 )
-from ranks import CPU, sgd, unseen
+from ranks import CPU, alone, sgd, unseen
 
 from pipebench.compose import compose_grid
 from pipebench.config import RunConfig
@@ -55,7 +55,7 @@ def engine(model: str, stages: int, micro: int, recompute: str = "never") -> tor
         first = sum(counts[:number])
         is_last = number == stages - 1
         cut[number] = Stage(layers[first : first + count], first, SEED, CPU, None, Loss(loss) if is_last else None)
-    around = (sgd, InProcessTransport(World(), 0), HostStopwatch(), unseen(), lambda sizes: {})
+    around = (sgd, alone(), InProcessTransport(World(), 0), HostStopwatch(), unseen(), lambda sizes: {})
     schedule = build_schedule("gpipe", stages, micro)
     return torchgpipe_threads.build(Parts(config(stages, micro, recompute), schedule, 0, CPU, cut, {}, *around))
 

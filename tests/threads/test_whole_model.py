@@ -6,7 +6,7 @@ import pytest
 import torch
 from in_process import InProcessTransport, World
 from plain import MODELS, SEED, TRANSFORMER, assert_identical, build, gradients, mini_batch, plain_backward
-from ranks import CPU, sgd, unseen
+from ranks import CPU, alone, sgd, unseen
 from torch import nn
 
 from pipebench.compose import compose_grid
@@ -30,7 +30,7 @@ def single(model: str, micro: int, recompute: str) -> SingleProcess:
     layers, loss = build(MODELS[model])
     stages = {0: Stage(layers, 0, SEED, CPU, None, Loss(loss))}
     schedule, transport = build_schedule("gpipe", 1, micro), InProcessTransport(World(), 0)
-    around = (sgd, transport, HostStopwatch(), unseen(), lambda sizes: {})
+    around = (sgd, alone(), transport, HostStopwatch(), unseen(), lambda sizes: {})
     return SingleProcess(Parts(config(micro, recompute), schedule, 0, CPU, stages, {}, *around))
 
 
