@@ -24,6 +24,8 @@ LEAST_STEPS = 50
 
 _TITLE = "Long training: how far apart?"
 _MOST_COLUMNS = 3
+_ROOM_FOR_THE_LEGEND = 10.0
+"""Top of the axis of differences: above the bound there is nothing, one hopes."""
 
 
 def drift_picture(points: Sequence[Point]) -> Picture | None:
@@ -39,7 +41,7 @@ def drift_picture(points: Sequence[Point]) -> Picture | None:
         grid[0, 0].set_ylabel("loss")
         grid[1, 0].set_ylabel("relative difference")
 
-    subtitle = "below: each loss against that of the point with fewest stages, and the bound of what rounding explains"
+    subtitle = "below: losses against those of the point with fewest stages, and what rounding explains at most"
     figure = drawn(4.6 * len(sets) + 2.6, 5.6, _TITLE, subtitle, fill)
     facts = [f"{members[0].name} against {'; '.join(map(_in_words, _compared(members)))}." for members in sets]
     return Picture("drift", _TITLE, told("Losses of trainings that should be the same.", facts), figure)
@@ -86,10 +88,12 @@ def _draw(members: Sequence[Point], above: "Axes", below: "Axes") -> None:
         label = _in_words((name, found))
         below.plot(steps[: len(found)], drawn_at, color=colour, linewidth=0, marker=marker, markersize=3, label=label)
     below.set_yscale("log")
+    below.set_ylim(top=_ROOM_FOR_THE_LEGEND)
+    below.yaxis.set_major_formatter(lambda value, place: f"{value:.0e}")
     below.set_xlabel("training step")
     for axes in (above, below):
         axes.grid(axis="y", color=RULE, linewidth=0.8)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="upper right" if axes is above else "upper left")
         seaborn.despine(ax=axes)
 
 
