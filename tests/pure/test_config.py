@@ -469,6 +469,7 @@ def test_what_is_measured_is_in_the_key(difference: dict[str, Any]) -> None:
 def test_settings_that_came_later_leave_the_keys_of_old_points_alone() -> None:
     old = dataclasses.asdict(point())
     del old["model"]["tied"], old["transport"], old["batch_norm"]
+    del old["evaluate_every"], old["evaluate_batch"], old["save"], old["load"]
     old["optimizer"] = {"name": "adamw", "lr": 0.001}
     for name in NOT_PART_OF_THE_POINT:
         del old[name]
