@@ -20,6 +20,7 @@ from pipebench.config import RunConfig, resolve
 from pipebench.display import Display, make_display
 from pipebench.dry_run import preview
 from pipebench.errors import ConfigError, ResultError, ScheduleError, one_line
+from pipebench.harness.admit import admitted, is_to_vet
 from pipebench.harness.resume import LOCK_FILE, Work, is_unfinished, take_folder
 from pipebench.harness.sweep import (
     SWEEP_FILE,
@@ -37,6 +38,7 @@ from pipebench.record import RunResult
 from pipebench.rows import COMPARABLE, MEASURED, row_of, stage_rows
 from pipebench.schedule.builders import SCHEDULES
 from pipebench.schedule.catalogue import is_file, takes_chunks
+from pipebench.target import look_beside
 from pipebench.temporary import private_temporary_folder, remove_own
 from pipebench.tracking import Trackers, check_installed, make_trackers
 
@@ -85,7 +87,7 @@ def _main(arguments: list[str]) -> int:
         if grid is None:
             return 0
         machine = this_machine()
-        points = [resolve(point, machine) for point in defined_points(grid)]
+        points = [resolve(point, machine) for point in _admitted(grid)]
         check_installed(grid.points[0])
         plan = plan_sweep(points, grid.swept, grid.experiment or "sweep")
         # Not earlier: there is nothing to clean up yet, and OmegaConf makes an interrupt an error of its own.
@@ -103,6 +105,16 @@ def _main(arguments: list[str]) -> int:
     except ResultError as error:
         print(f"ResultError: {error}", file=sys.stderr)
         return 1
+
+
+def _admitted(grid: Grid) -> Sequence[RunConfig]:
+    """Return the grid's points; those of users' own models only where these can be run, which a worker finds out."""
+    points = defined_points(grid)
+    if not any(map(is_to_vet, points)):
+        return points
+    look_beside(grid.folder)
+    with _interruptible(), private_temporary_folder():
+        return admitted(points)
 
 
 def _take_and_run(plan: Plan, first: RunConfig) -> int:

@@ -6,6 +6,7 @@ through its compose API; only what Hydra answers by itself (--help, --cfg, --inf
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,16 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipebench.config import DATA, MODELS, NOT_PART_OF_THE_POINT, RunConfig, closest, known_keys
+from pipebench.config import (
+    DATA,
+    MODELS,
+    NOT_PART_OF_THE_POINT,
+    RunConfig,
+    closest,
+    is_free,
+    is_known,
+    known_keys,
+)
 from pipebench.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -34,11 +44,12 @@ CONFIG_NAME = "config"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The points in the order asked for, the keys that vary, and the experiment's name ("" for none)."""
+    """The points in the order asked for, the keys that vary, the experiment's name ("" for none), and --config-dir."""
 
     points: tuple[RunConfig, ...]
     swept: tuple[str, ...]
     experiment: str
+    folder: str | None = None
 
 
 def compose_grid(argv: Sequence[str]) -> Grid | None:
@@ -59,7 +70,7 @@ def compose_grid(argv: Sequence[str]) -> Grid | None:
             _one_line_errors(overrides),
             hydra.initialize_config_dir(str(CONF_DIR), job_name="pipebench", version_base="1.3"),
         ):
-            grid = _expand(overrides, arguments.multirun)
+            grid = dataclasses.replace(_expand(overrides, arguments.multirun), folder=arguments.config_dir)
     if grid is not None and not arguments.cfg:
         return grid
     hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=CONFIG_NAME)(lambda config: None)()
@@ -82,7 +93,7 @@ def _expand(overrides: list[str], multirun: bool) -> Grid:
     for override in parsed:
         _check_override(override, multirun)
     single = [text for text, o in zip(overrides, parsed, strict=True) if not o.is_sweep_override()]
-    settings = hydra.compose(CONFIG_NAME, overrides=single, return_hydra_config=True).hydra
+    settings = hydra.compose(CONFIG_NAME, overrides=_freed(single), return_hydra_config=True).hydra
     experiment = settings.runtime.choices.experiment or ""
     params = dict(settings.sweeper.params or {})
     if params and not multirun:
@@ -90,10 +101,28 @@ def _expand(overrides: list[str], multirun: bool) -> Grid:
     grids = _grids(experiment, params.pop(ONE_OF, None))
     common = [_parsed(f"{key}={value}") for key, value in params.items()]
     jobs = _jobs(common, grids, parsed)
-    points = tuple(cast(RunConfig, OmegaConf.to_object(hydra.compose(CONFIG_NAME, overrides=job))) for job in jobs)
+    points = tuple(map(_point, jobs))
     swept = [axis for axis in (*common, *itertools.chain(*grids), *parsed) if axis.is_sweep_override()]
     told_apart = itertools.chain(*grids) if len(grids) > 1 else ()
     return Grid(points, tuple(dict.fromkeys(axis.get_key_element() for axis in (*swept, *told_apart))), experiment)
+
+
+def _point(overrides: Sequence[str]) -> RunConfig:
+    point = cast(RunConfig, OmegaConf.to_object(hydra.compose(CONFIG_NAME, overrides=_freed(overrides))))
+    for text in filter(_adds, overrides):
+        group = text.partition(".")[0]
+        if "arguments" not in {entry.name for entry in dataclasses.fields(getattr(point, group))}:
+            raise ConfigError(f"{text}: expected {group}=custom, whose arguments are yours to name")
+    return point
+
+
+def _freed(overrides: Sequence[str]) -> list[str]:
+    """Let keys be added where users name them: Hydra wants `++` before each."""
+    return [f"++{text}" if _adds(text) else text for text in overrides]
+
+
+def _adds(text: str) -> bool:
+    return is_free(text.partition("=")[0])
 
 
 ONE_OF = "one_of"
@@ -153,7 +182,7 @@ def _check_override(override: Override, multirun: bool) -> None:
     if key.startswith(("hydra.", "hydra/")):
         return
     known = [*known_keys(), "experiment"]
-    if key not in known:
+    if key != "experiment" and not is_known(key):
         raise ConfigError(f"{text}: unknown key {key!r}{closest(key, known)}; --help lists the keys")
     if override.is_add():
         raise ConfigError(f"{text}: expected {text.lstrip('+')}; the key is there already")
@@ -199,6 +228,8 @@ def _first_line(error: BaseException) -> str:
     text = str(error).strip().partition("\n")[0]
     if "is not Optional" in text:
         return "expected a value, not null"
+    if "to Dict[" in text:
+        return "expected names with values, such as {width: 64}"
     if "ListConfig" in text:
         return "expected a list such as [wandb,tensorboard]"
     wanted = _WANTED.get(text.rpartition("could not be converted to ")[2])

@@ -41,6 +41,11 @@ RETRIES = ("failed", "oom", "all")
 TRANSPORTS = ("auto", "shared", "network")
 TASKS = ("regression", "classification")
 NORMS = ("layer", "batch")
+LOSSES = ("mean_squared_error", "cross_entropy", "next_token")
+FAMILIES = ("gpt2", "llama")
+
+FOUND = {"found": True}
+"""Marks what users do not write: the bench finds it out before it starts (`harness.vet`)."""
 
 
 @dataclass
@@ -112,8 +117,45 @@ class SyntheticConfig:
         return self.layers
 
 
-ModelConfig = TransformerConfig | MlpConfig | UMlpConfig | SyntheticConfig
-MODELS = {"transformer": TransformerConfig, "mlp": MlpConfig, "u_mlp": UMlpConfig, "synthetic": SyntheticConfig}
+@dataclass
+class CustomConfig:
+    """A user's own layers. `source` is a hash of the file of `target`: edited, it is another point."""
+
+    kind: str = "custom"
+    name: str = MISSING
+    target: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    loss: str = MISSING
+    num_layers: int = field(default=0, metadata=FOUND)
+    source: str = field(default="", metadata=FOUND)
+
+
+@dataclass
+class HfConfig:
+    """A causal language model of Hugging Face's transformers; what is None becomes the family's own default."""
+
+    kind: str = "hf"
+    name: str = MISSING
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    key_value_heads: int | None = None
+    feed_forward: int | None = None
+    vocabulary: int | None = None
+    sequence: int | None = None
+    dropout: float | None = None
+    num_layers: int = field(default=0, metadata=FOUND)
+
+
+ModelConfig = TransformerConfig | MlpConfig | UMlpConfig | SyntheticConfig | CustomConfig | HfConfig
+MODELS = {
+    "transformer": TransformerConfig,
+    "mlp": MlpConfig,
+    "u_mlp": UMlpConfig,
+    "synthetic": SyntheticConfig,
+    "custom": CustomConfig,
+    "hf": HfConfig,
+}
 
 
 @dataclass
@@ -122,6 +164,7 @@ class TextConfig:
     name: str = MISSING
     path: str | None = None
     max_bytes: int = MISSING
+    sequence: int | None = None
 
 
 @dataclass
@@ -130,9 +173,30 @@ class TeacherConfig:
     name: str = MISSING
 
 
-DataConfig = TextConfig | TeacherConfig
-DATA = {"text": TextConfig, "teacher": TeacherConfig}
-DATA_OF_MODEL = {"transformer": "text", "mlp": "teacher", "u_mlp": "teacher", "synthetic": "teacher"}
+@dataclass
+class CustomDataConfig:
+    """A user's own mini-batches; `source` as in CustomConfig."""
+
+    kind: str = "custom"
+    name: str = MISSING
+    target: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    source: str = field(default="", metadata=FOUND)
+
+
+DataConfig = TextConfig | TeacherConfig | CustomDataConfig
+DATA = {"text": TextConfig, "teacher": TeacherConfig, "custom": CustomDataConfig}
+DATA_OF_MODEL = {
+    "transformer": ("text", "custom"),
+    "mlp": ("teacher", "custom"),
+    "u_mlp": ("teacher", "custom"),
+    "synthetic": ("teacher",),
+    "custom": ("custom", "text"),
+    "hf": ("text", "custom"),
+}
+
+FREE_KEYS = ("model.arguments", "data.arguments")
+"""Keys under which the names are the user's own."""
 
 
 @dataclass
@@ -226,6 +290,7 @@ USUALLY = {
     "save": False,
     "load": None,
     "model.tied": False,
+    "data.sequence": None,
     **{f"optimizer.{entry.name}": entry.default for entry in dataclasses.fields(OptimizerConfig)},
 }
 """Keys that came later, with what they were before."""
@@ -243,14 +308,20 @@ def closest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
+def check(config: RunConfig) -> None:
+    """Check what each key allows by itself, before anything is known of a user's own model; raise as `resolve` does."""
+    _check_names(config)
+    _check_numbers(config)
+    _check_model(config.model)
+    _check_data(config)
+
+
 def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     """Check one point and replace every `auto` by what it stands for on this machine.
 
     Raise ConfigError, one line with key, value and what is allowed.
     """
-    _check_names(config)
-    _check_numbers(config)
-    _check_model(config.model)
+    check(config)
     config = dataclasses.replace(config, chunks=_resolve_chunks(config))
     _check_memory_limit(config)
     _check_fit(config)
@@ -277,7 +348,7 @@ def key_of(config: RunConfig, apart_from: Collection[str] = ()) -> str:
     for path, usual in USUALLY.items():  # so that points are called what they were before there was a choice
         *groups, name = path.split(".")
         group = point[groups[0]] if groups else point
-        if group.get(name) == usual:
+        if name in group and group[name] == usual:
             del group[name]
     if is_file(config.schedule):  # the rows count, not what they are called
         point["schedule"] = hashlib.sha256(Path(config.schedule).read_bytes()).hexdigest()
@@ -316,14 +387,22 @@ def value_at(config: RunConfig, path: str) -> Any:
     """Return the value at a dotted key such as `optimizer.lr`; a group stands for its name."""
     value: Any = config
     for part in path.split("."):
-        value = getattr(value, part)
+        value = value.get(part) if isinstance(value, dict) else getattr(value, part)
     return value.name if dataclasses.is_dataclass(value) and hasattr(value, "name") else value
+
+
+def tokens_of(config: RunConfig) -> int | None:
+    """Return the tokens of a sample, None where samples are no text."""
+    own = config.data.sequence if isinstance(config.data, TextConfig) else None
+    return own or getattr(config.model, "sequence", None)
 
 
 def known_keys(schema: type = RunConfig, prefix: str = "") -> list[str]:
     """Return every key a user may write, dotted."""
     keys = []
     for entry in dataclasses.fields(schema):
+        if entry.metadata == FOUND:
+            continue
         path = prefix + entry.name
         keys.append(path)
         nested = {"model": list(MODELS.values()), "data": list(DATA.values())}.get(path, [])
@@ -332,6 +411,17 @@ def known_keys(schema: type = RunConfig, prefix: str = "") -> list[str]:
         for node in nested:
             keys.extend(known_keys(node, path + "."))
     return list(dict.fromkeys(keys))
+
+
+def is_free(key: str) -> bool:
+    """Tell whether a key is of a user's function's arguments, which have names of Python, or is all of them."""
+    of = next((free for free in FREE_KEYS if key.startswith(f"{free}.")), None)
+    return key in FREE_KEYS or (of is not None and key.removeprefix(f"{of}.").replace(".", "_").isidentifier())
+
+
+def is_known(key: str) -> bool:
+    """Tell whether a point has such a key."""
+    return key in known_keys() or is_free(key)
 
 
 def _fail(key: str, value: object, expected: str) -> None:
@@ -367,8 +457,9 @@ def _check_names(config: RunConfig) -> None:
         if kinds.get(chosen.kind) is not type(chosen):
             right = next(kind for kind, schema in kinds.items() if schema is type(chosen))
             _fail(f"{group}.kind", chosen.kind, f"{right} ({group}=NAME chooses another)")
-    if DATA_OF_MODEL[config.model.kind] != config.data.kind:
-        _fail("data", config.data.name, f"{DATA_OF_MODEL[config.model.kind]} for model={config.model.name}")
+    fitting = DATA_OF_MODEL[config.model.kind]
+    if config.data.kind not in fitting:
+        _fail("data", config.data.name, f"{' or '.join(fitting)} for model={config.model.name}")
 
 
 def _check_trackers(trackers: list[str]) -> None:
@@ -397,6 +488,8 @@ def _check_numbers(config: RunConfig) -> None:
             _fail(key, getattr(config, key), "a whole number of at least 0")
     if config.evaluate_batch is not None and config.evaluate_batch < 1:
         _fail("evaluate_batch", config.evaluate_batch, "a whole number of at least 1, or null for as many as batch")
+    if config.micro > config.batch:
+        _fail("micro", config.micro, f"at most {config.batch}, the samples of a mini-batch (batch)")
     if config.replicas != 1:
         _fail("replicas", config.replicas, "1 (data parallelism beside the pipeline is not built yet)")
     _check_optimizer(config.optimizer)
@@ -411,8 +504,28 @@ def _check_numbers(config: RunConfig) -> None:
         limit = getattr(config, key)
         if limit != "auto" and (type(limit) not in (int, float) or not 0 < limit <= LONGEST_LIMIT_S):
             _fail(key, limit, f"auto or seconds above 0 and up to {LONGEST_LIMIT_S}")
-    if isinstance(config.data, TextConfig):
-        _check_text(config.data, config.model.sequence + 1)
+
+
+def _check_data(config: RunConfig) -> None:
+    match config.data:
+        case CustomDataConfig():
+            _check_target("data.target", config.data.target)
+        case TextConfig():
+            vocabulary = getattr(config.model, "vocabulary", None)
+            if vocabulary is not None and vocabulary < 256:
+                _fail("model.vocabulary", vocabulary, "at least 256, since the data are bytes")
+            _check_sequence(config)
+            _check_text(config.data, (tokens_of(config) or 1) + 1)
+
+
+def _check_sequence(config: RunConfig) -> None:
+    """A family's own default may not be known yet; it is long enough for what it is used for."""
+    sequence, longest = config.data.sequence, getattr(config.model, "sequence", None)
+    if config.model.kind == "custom" and sequence is None:
+        _fail("data.sequence", "null", f"the tokens of a sample, with model={config.model.name}")
+    if sequence is not None and not 1 <= sequence <= (longest or sequence):
+        most = f"at most model.sequence={longest}" if longest else "at least 1"
+        _fail("data.sequence", sequence, f"a whole number of {most}")
 
 
 def _check_load(config: RunConfig) -> None:
@@ -456,7 +569,7 @@ def _check_learning_rate(optimizer: OptimizerConfig) -> None:
 def _check_text(data: TextConfig, at_least: int) -> None:
     """`at_least` bytes are one sample and its successor."""
     if data.max_bytes < at_least:
-        _fail("data.max_bytes", data.max_bytes, f"at least {at_least}, model.sequence and one more")
+        _fail("data.max_bytes", data.max_bytes, f"at least {at_least}, a sample's tokens and one more")
     if data.path is None:
         return
     path = Path(data.path)
@@ -470,26 +583,30 @@ def _check_text(data: TextConfig, at_least: int) -> None:
             size += file.stat().st_size
         if size >= at_least:
             return
-    _fail("data.path", data.path, f"at least {at_least} bytes (model.sequence and one more), found {size}")
+    _fail("data.path", data.path, f"at least {at_least} bytes (a sample's tokens and one more), found {size}")
 
 
 def _check_model(model: ModelConfig) -> None:
     for entry in dataclasses.fields(model):
         value = getattr(model, entry.name)
-        if entry.type is int and value < 1:
+        if entry.type in (int, int | None) and entry.metadata != FOUND and value is not None and value < 1:
             _fail(f"model.{entry.name}", value, "a whole number of at least 1")
     match model:
         case TransformerConfig():
             if model.width % model.heads:
                 _fail("model.heads", model.heads, f"a divisor of model.width={model.width}")
-            if model.vocabulary < 256:
-                _fail("model.vocabulary", model.vocabulary, "at least 256, since the data are bytes")
         case MlpConfig():
             _check_name("model.task", model.task, TASKS)
             _check_name("model.norm", model.norm, NORMS)
         case UMlpConfig():
             if model.width % 2**model.depth:
                 _fail("model.width", model.width, f"a multiple of {2**model.depth}: it is halved model.depth times")
+        case CustomConfig():
+            _check_target("model.target", model.target)
+            if not _is_target(model.loss):
+                _check_name("model.loss", model.loss, [*LOSSES, TARGET_FORM])
+        case HfConfig():
+            _check_name("model.name", model.name, FAMILIES)
         case SyntheticConfig():
             for key, seconds in (("forward_s", model.forward_s), ("backward_s", model.backward_s)):
                 if not 0 <= seconds < 60:
@@ -498,8 +615,24 @@ def _check_model(model: ModelConfig) -> None:
                 _fail("model.weight_share", model.weight_share, "a number from 0 to 1")
             if not model.imbalance >= 0:
                 _fail("model.imbalance", model.imbalance, "a number of at least 0")
-    if not 0 <= getattr(model, "dropout", 0.0) < 1:
-        _fail("model.dropout", getattr(model, "dropout", 0.0), "a number from 0 to below 1")
+    dropout = getattr(model, "dropout", None)
+    if dropout is not None and not 0 <= dropout < 1:
+        _fail("model.dropout", dropout, "a number from 0 to below 1")
+
+
+TARGET_FORM = "package.module:function"
+
+
+def _is_target(text: str) -> bool:
+    module, colon, function = text.partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def _check_target(key: str, target: str | None) -> None:
+    if target is None:
+        _fail(key, "null", TARGET_FORM)
+    elif not _is_target(target):
+        _fail(key, target, f"{TARGET_FORM}, such as mine:{key.partition('.')[0]} for a function in mine.py")
 
 
 def _check_fit(config: RunConfig) -> None:
@@ -509,8 +642,6 @@ def _check_fit(config: RunConfig) -> None:
         if config.chunks in (1, "auto"):
             _fail("stages", config.stages, f"at most {num_layers}, the {what}")
         _fail("chunks", config.chunks, f"stages x chunks of at most {num_layers}, the {what}; it is {min(num_stages)}")
-    if config.micro > config.batch:
-        _fail("micro", config.micro, f"at most {config.batch}, the samples of a mini-batch (batch)")
     if isinstance(config.partition, str):
         _check_name("partition", config.partition, [*PARTITIONS, "a list of layer counts such as [5,5]"])
         return

@@ -54,6 +54,7 @@ def for_samples(profile: Profile, num_samples: int) -> Profile:
             saved_bytes=scaled_bytes(layers.saved_bytes),
             put_off_bytes=scaled_bytes(layers.put_off_bytes),
             input_bytes=scaled_bytes(layers.input_bytes),
+            skips=[[source, target, round(size * scale)] for source, target, size in layers.skips],
         ),
     )
 

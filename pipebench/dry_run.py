@@ -17,7 +17,7 @@ from pipebench.errors import PointError, ScheduleError
 from pipebench.harness.forecast import Forecast, forecast, why_too_large
 from pipebench.harness.prepare import prepare
 from pipebench.harness.sweep import Known, Plan, profile_of_point, warnings_before, why_not_weights
-from pipebench.peers.abilities import why_not
+from pipebench.peers.abilities import why_not, why_not_model
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,6 +82,9 @@ def _line(config: RunConfig, profile_of: ProfileOf, why_not_profiled: Callable[[
         if unable:
             return _Line(config, None, f"skipped: {unable}")
         profile = _read(config.profile, config) if config.engine == "simulate" else profile_of(config)
+        unable = why_not_model(config, profile.layers)
+        if unable:
+            return _Line(config, None, f"skipped: {unable}")
         foretold = forecast(config, profile, prepare(config, profile))
     except (PointError, ScheduleError) as error:
         return _Line(config, None, f"will fail: {error}")

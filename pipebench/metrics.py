@@ -21,17 +21,22 @@ def step_costs(trace: Trace) -> dict[tuple[int, Op], float]:
     """Return what one action of each (stage, op) cost a core of its own in seconds, mean over the micro-batches.
 
     The time for which a rank was ready but had no core is taken out, so the number stands even where stages
-    outnumber cores.
+    outnumber cores. The two are read one after the other, so that of a very short action may look like all there was.
     """
     if not trace.num_ranks:
         return {}
     codes = np.concatenate([row.codes for row in trace.rows])
     kinds, kind = np.unique(stages_of(codes) * len(OPS) + ops_of(codes), return_inverse=True)
     seconds = np.bincount(kind, trace.duration_s - trace.delay_s) / np.bincount(kind)
+    seconds[(seconds <= 0) & (np.bincount(kind, trace.delay_s) > 0)] = _LEAST_S
     return {
         (number // len(OPS), OPS[number % len(OPS)]): mean
         for number, mean in zip(kinds.tolist(), seconds.tolist(), strict=True)
     }
+
+
+_LEAST_S = 1e-9
+"""What an action takes at least that really ran."""
 
 
 def action_costs(traces: Sequence[Trace]) -> dict[tuple[int, Op], float]:

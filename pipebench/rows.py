@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipebench.config import RunConfig, TransformerConfig, value_at
+from pipebench.config import RunConfig, tokens_of, value_at
 from pipebench.costs import stage_activations
 from pipebench.ledger import PARTS, ledger_of
 from pipebench.metrics import action_costs, bubble_fraction, imbalance, median_interval, stage_times, step_costs
@@ -181,8 +181,9 @@ def _timing(result: RunResult, reference: RunResult | None) -> Row:
     row["step_s"] = _median_step_s(result)
     row["step_ci_low_s"], row["step_ci_high_s"] = median_interval(step_groups(result))
     row["samples_per_s"] = result.config.batch / row["step_s"]
-    if isinstance(result.config.model, TransformerConfig):
-        row["tokens_per_s"] = row["samples_per_s"] * result.config.model.sequence
+    num_tokens = tokens_of(result.config)
+    if num_tokens is not None:
+        row["tokens_per_s"] = row["samples_per_s"] * num_tokens
     if reference is not None and reference.status in COMPARABLE and result.status in COMPARABLE:
         row["speedup"] = _median_step_s(reference) / row["step_s"]
     return row

@@ -28,3 +28,19 @@ def split(value: Value, sizes: Sequence[int]) -> Sequence[Value]:
 
 def moved(value: Value, device: str) -> Value:
     return value.to(device) if isinstance(value, Tensor) else tuple(tensor.to(device) for tensor in value)
+
+
+def is_value(made: object) -> bool:
+    """Tell whether something that a user's code returned is a tensor or a flat tuple of tensors."""
+    if isinstance(made, tuple):
+        return bool(made) and all(isinstance(each, Tensor) for each in made)
+    return isinstance(made, Tensor)
+
+
+def told(made: object) -> str:
+    """Return what something is, in a few words: shape and dtype of tensors, else its type."""
+    if isinstance(made, Tensor):
+        return f"{tuple(made.shape)} {str(made.dtype).removeprefix('torch.')}"
+    if isinstance(made, tuple) and type(made) is tuple:
+        return f"a tuple of {', '.join(map(told, made)) or 'nothing'}"
+    return f"a {type(made).__name__}"

@@ -3,8 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 
-from pipebench.config import RunConfig, TextConfig
+from pipebench.config import CustomDataConfig, RunConfig, TextConfig, tokens_of
 from pipebench.data.batch import MiniBatch
+from pipebench.data.custom import custom_batches
 from pipebench.data.teacher import teacher_batches
 from pipebench.data.text import text_batches
 
@@ -16,7 +17,11 @@ def batches(config: RunConfig) -> Callable[[int], MiniBatch]:
     """Return the function from a step's number to its mini-batch, on the CPU."""
     match config.data:
         case TextConfig():
-            return text_batches(config.data, config.model, config.batch, config.seed)
+            num_tokens = tokens_of(config)
+            assert num_tokens is not None
+            return text_batches(config.data, num_tokens, config.batch, config.seed)
+        case CustomDataConfig():
+            return custom_batches(config.data, config.batch, config.seed)
         case _:
             return teacher_batches(config.model, config.batch, config.seed)
 

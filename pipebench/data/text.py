@@ -7,20 +7,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipebench.config import TextConfig, TransformerConfig
+from pipebench.config import TextConfig
 from pipebench.data.batch import MiniBatch
 from pipebench.errors import ConfigError
 from pipebench.seeds import Purpose, seed_of
 
 
-def text_batches(config: TextConfig, model: TransformerConfig, batch: int, seed: int) -> Callable[[int], MiniBatch]:
+def text_batches(config: TextConfig, sequence: int, batch: int, seed: int) -> Callable[[int], MiniBatch]:
     """Return random windows of `sequence` bytes with their successors; inputs and targets are [batch, sequence]."""
-    corpus = _read(config, at_least=model.sequence + 1)
+    corpus = _read(config, at_least=sequence + 1)
 
     def mini_batch(step: int) -> MiniBatch:
         generator = torch.Generator().manual_seed(seed_of(seed, Purpose.DATA, step))
-        starts = torch.randint(len(corpus) - model.sequence, (batch, 1), generator=generator)
-        windows = corpus[starts + torch.arange(model.sequence + 1)].long()
+        starts = torch.randint(len(corpus) - sequence, (batch, 1), generator=generator)
+        windows = corpus[starts + torch.arange(sequence + 1)].long()
         return MiniBatch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
 
     return mini_batch

@@ -55,10 +55,10 @@ class _Message:
 class _Planned:
     """An action with everything about it that the schedule fixes.
 
-    `arriving` and `leaving` are the stage's bundles of the micro-batch, `received` and `sent` the messages of this
-    action, in the same order. `posts` are the receives to post before it, `waits` tells whether something comes from
-    another rank, and `settled` are the tags this rank has sent that are known to have arrived once it has come. `code`
-    is the action as one number.
+    `arriving` and `leaving` are the stage's bundles of the micro-batch, with which of their tensors take a gradient;
+    `received` and `sent` are the messages of this action, in the same order. `posts` are the receives to post before
+    it, `waits` tells whether something comes from another rank, and `settled` are the tags this rank has sent that are
+    known to have arrived once it has come. `code` is the action as one number.
     """
 
     action: Action
@@ -66,6 +66,8 @@ class _Planned:
     recomputed: bool
     arriving: tuple[Bundle, ...]
     leaving: tuple[Bundle, ...]
+    inputs_learn: tuple[bool, ...]
+    outputs_learn: tuple[bool, ...]
     received: tuple[_Message, ...]
     waits: bool
     posts: tuple[_Post, ...]
@@ -250,22 +252,23 @@ class Executor:
         if stage == 0:
             held = _InFlight(list(tensors_of(self._inputs[m])), [])
         else:
-            specs = (spec for bundle in planned.arriving for spec in bundle.tensors)
-            for tensor, spec in zip(received, specs, strict=True):
-                tensor.requires_grad_(spec.requires_grad)
+            for tensor, learns in zip(received, planned.inputs_learn, strict=True):
+                tensor.requires_grad_(learns)
             held = _InFlight(received, [])
         if self._goes_back:
             self._in_flight[stage, m] = held
-        with torch.set_grad_enabled(self._goes_back and not planned.recomputed):
+        if planned.recomputed or not self._goes_back:
+            with torch.no_grad():
+                output = self._compute(planned, held, again=False)
+        else:
             output = self._compute(planned, held, again=False)
+            self._hold(planned, held, output)
         if stage == self._last_stage:
             assert isinstance(output.value, Tensor)
             if self._counts[m]:
                 self._losses.append((output.value.detach(), self._weights[m]))
         if output.auxiliary is not None:
             self._losses.append((output.auxiliary.detach(), self._shares[m]))
-        if self._goes_back and not planned.recomputed:
-            self._hold(planned, held, output)
         return [] if stage == self._last_stage else [tensor.detach() for tensor in packed(planned.leaving, output)]
 
     def _recompute(self, planned: _Planned, received: list[Tensor]) -> Sequence[Tensor]:
@@ -295,9 +298,8 @@ class Executor:
             assert isinstance(output.value, Tensor)
             held.roots = [root_of(output.value) if self._counts[m] else None]
         else:
-            specs = (spec for bundle in planned.leaving for spec in bundle.tensors)
             tensors = packed(planned.leaving, output)
-            held.roots = [root_of(each) for each, spec in zip(tensors, specs, strict=True) if spec.requires_grad]
+            held.roots = [root_of(x) for x, learns in zip(tensors, planned.outputs_learn, strict=True) if learns]
         if output.auxiliary is not None:
             held.roots.append(root_of(output.auxiliary))
 
@@ -363,8 +365,8 @@ def _plan(schedule: Schedule, rank: int, bundles: Bundles) -> tuple[Sequence[_Po
             received[message.consumer].append(message)
         if schedule.rank_of(message.producer) == rank:
             sent[message.producer].append(message)
-    for leaving in sent.values():
-        leaving.sort(key=lambda message: _turn(schedule, message))
+    for messages_of_action in sent.values():
+        messages_of_action.sort(key=lambda message: _turn(schedule, message))
     posted_at_first, posts = _posts(schedule, rank, messages)
     unsettled: list[_Message] = []
     plan = []
@@ -379,13 +381,17 @@ def _plan(schedule: Schedule, rank: int, bundles: Bundles) -> tuple[Sequence[_Po
             else:
                 waiting.append(message)
         unsettled = waiting + [message for message in sent[action] if message.transfer is not None]
+        arriving = tuple(bundles[edge][action.micro_batch] for edge in _edges_into(schedule, action))
+        leaving = tuple(bundles[edge][action.micro_batch] for edge in _edges_out_of(schedule, action))
         plan.append(
             _Planned(
                 action=action,
                 code=code,
                 recomputed=schedule.runs(Op.RECOMPUTE, action.stage, action.micro_batch),
-                arriving=tuple(bundles[edge][action.micro_batch] for edge in _edges_into(schedule, action)),
-                leaving=tuple(bundles[edge][action.micro_batch] for edge in _edges_out_of(schedule, action)),
+                arriving=arriving,
+                leaving=leaving,
+                inputs_learn=_learning(arriving),
+                outputs_learn=_learning(leaving),
                 received=tuple(received[action]),
                 waits=bool(arrived),
                 posts=tuple(posts.get(action, ())),
@@ -394,6 +400,10 @@ def _plan(schedule: Schedule, rank: int, bundles: Bundles) -> tuple[Sequence[_Po
             )
         )
     return posted_at_first, plan
+
+
+def _learning(bundles: Sequence[Bundle]) -> tuple[bool, ...]:
+    return tuple(spec.requires_grad for bundle in bundles for spec in bundle.tensors)
 
 
 def _edges_into(schedule: Schedule, action: Action) -> list[tuple[int, int]]:

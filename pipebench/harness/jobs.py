@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipebench.config import RunConfig
+from pipebench.config import DataConfig, ModelConfig, RunConfig
 from pipebench.schedule.action import Schedule
 
 MEASURE_RANK = "pipebench.harness.worker:measure_rank"
@@ -10,6 +10,7 @@ MEASURE_LINK = "pipebench.harness.link:measure_link"
 MEASURE_SPAN_COST = "pipebench.harness.span_cost:span_cost"
 PROFILE_LAYERS = "pipebench.harness.profile:profile_layers"
 WEIGH_MODEL = "pipebench.harness.profile:weigh_model"
+VET = "pipebench.harness.vet:vet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,22 @@ class WeighJob:
     """Find out how large the weights of `config`'s model are."""
 
     config: RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class VetJob:
+    """Look at `config`'s model and data, which are a user's own, before anything starts."""
+
+    config: RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Vetted:
+    """Model and data with all that the bench must know of them; `refusal`, one line, says why they cannot be run."""
+
+    model: ModelConfig
+    data: DataConfig
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

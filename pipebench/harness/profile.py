@@ -64,7 +64,7 @@ def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
     saved = _saved_bytes(stages, micro_batch)
     rounds = _timed_rounds(stages, micro_batch) if job.timed else []
     layers = list(zip(*rounds, strict=True))
-    skips = layout_of(model).skips
+    layout = layout_of(model)
     return LayerProfile(
         num_samples=job.num_samples,
         names=[type(stage.module[0]).__name__ for stage in stages],
@@ -77,7 +77,11 @@ def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
         put_off_bytes=[kept.put_off_bytes for kept in saved],
         input_bytes=[kept.input_bytes for kept in saved],
         saves_input=[kept.saves_input for kept in saved],
-        skips=[[skip.source, skip.target, saved[skip.target].popped_bytes[skip.name]] for skip in skips],
+        skips=[[skip.source, skip.target, saved[skip.target].popped_bytes[skip.name]] for skip in layout.skips],
+        ties=[[layer for layer, _ in tie.places] for tie in layout.ties],
+        takes_tuple=any(kept.takes_tuple for kept in saved),
+        adds_to_loss=any(layout.has_auxiliary_loss),
+        uneven_loss=len({int(model.count(sample.targets)) for sample in batch.split([1] * len(batch))}) > 1,
     )
 
 
@@ -199,13 +203,14 @@ def _now(device: torch.device) -> float:
 @dataclass(frozen=True, slots=True)
 class _Saved:
     """Bytes of one layer: what it saves besides its inputs, its value's and whether it saves that, what it keeps
-    between the two parts of a split backward, and each skip's that it pops."""
+    between the two parts of a split backward, each skip's that it pops; and whether it takes several tensors."""
 
     saved_bytes: int
     input_bytes: int
     saves_input: bool
     put_off_bytes: int
     popped_bytes: dict[str, int]
+    takes_tuple: bool
 
 
 def _saved_bytes(stages: list[Stage], micro_batch: MiniBatch) -> list[_Saved]:
@@ -231,6 +236,7 @@ def _saved_by(one: _Pass) -> _Saved:
         saves_input=any(kept[: len(values)]),
         put_off_bytes=_put_off_bytes(one),
         popped_bytes={name: tensor.nbytes for name, tensor in one.arrived.kept.items()},
+        takes_tuple=isinstance(one.arrived.value, tuple),
     )
 
 

@@ -39,7 +39,7 @@ from pipebench.harness.launch import OnProgress, Progress, run_group
 from pipebench.harness.limits import Limits
 from pipebench.harness.prepare import Prepared, prepare, schedule_of
 from pipebench.harness.simulated import simulate_point
-from pipebench.peers.abilities import follows_rows, num_processes, threads_each, why_not
+from pipebench.peers.abilities import follows_rows, num_processes, threads_each, why_not, why_not_model
 from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
 from pipebench.render import chrome_trace
 from pipebench.rows import COMPARABLE, FAILED, largest_gradient_error, median_step
@@ -379,6 +379,9 @@ def _run_once(result: RunResult, known: Known, observer: Observer, save_in: str 
             return dataclasses.replace(result, status="skipped", message=reason)
         profile = profile_of_point(config, known, observer.progress)
         layers = profile.layers
+        reason = why_not_model(config, layers)
+        if reason:
+            return dataclasses.replace(result, status="skipped", message=reason)
         profiling_s = time.perf_counter() - began
         if result.key not in known.prepared:
             known.prepared[result.key] = prepare(config, profile)
@@ -415,7 +418,7 @@ def run_ranks(
     save_in: str = "",
 ) -> list[Any]:
     """Run `work(job, report)` once for each rank of a point, in a fresh group, and return what the ranks deliver."""
-    with _scratch() as folder:
+    with scratch() as folder:
         jobs = _jobs(config, prepared, layers, str(folder / "store"), save_in)
         trained = with_optimizer(prepared.schedule)
         return run_group(work, jobs, config.device, on_progress, limits_of(config), folder, trained)
@@ -441,7 +444,7 @@ def _model_bytes(config: RunConfig, known: Known, on_progress: OnProgress) -> in
         return sum(known.profiles[_profile_name(config)].parameter_bytes)
     name = repr(config.model)
     if name not in known.model_bytes:
-        with _scratch() as folder:
+        with scratch() as folder:
             limits = limits_of(config)
             [known.model_bytes[name]] = run_group(WEIGH_MODEL, [WeighJob(config)], "cpu", on_progress, limits, folder)
     return known.model_bytes[name]
@@ -459,7 +462,7 @@ def _profile(config: RunConfig, known: Known, on_progress: OnProgress) -> LayerP
     if name not in known.profiles:
         num_samples = micro_batch_sizes(config.batch, config.micro)[0]
         job = ProfileJob(config, num_samples, _needs_times(config), _cores_of(int(config.threads), num_ranks=1)[0])
-        with _scratch() as folder:
+        with scratch() as folder:
             [known.profiles[name]] = run_group(
                 PROFILE_LAYERS, [job], config.device, on_progress, limits_of(config), folder
             )
@@ -481,7 +484,7 @@ def _link(config: RunConfig, known: Known, on_progress: OnProgress) -> Link:
         return Link()
     name = f"{config.device}/{config.threads}/{config.transport}"
     if name not in known.links:
-        with _scratch() as folder:
+        with scratch() as folder:
             cores = _cores_of(int(config.threads), num_ranks=2)
             jobs = [LinkJob(config, rank, cores[rank], str(folder / "store")) for rank in range(2)]
             known.links[name], _ = run_group(MEASURE_LINK, jobs, config.device, on_progress, limits_of(config), folder)
@@ -501,7 +504,7 @@ def limits_of(config: RunConfig) -> Limits:
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
     """Make a folder for what the ranks of a group share; workers whose parent is killed remove it themselves."""
     try:
         scratch = tempfile.TemporaryDirectory(prefix="pipebench-", ignore_cleanup_errors=True)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 from pipebench.config import ModelConfig
+from pipebench.models.custom import custom
+from pipebench.models.hf import hf
 from pipebench.models.layers import LayerSequence
 from pipebench.models.mlp import mlp
 from pipebench.models.synthetic import synthetic
@@ -14,6 +16,8 @@ _BUILDERS: dict[str, Callable[..., LayerSequence]] = {
     "mlp": mlp,
     "u_mlp": u_mlp,
     "synthetic": synthetic,
+    "custom": custom,
+    "hf": hf,
 }
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from pipebench.config import MlpConfig
 from pipebench.linear import Linear
-from pipebench.models.accuracy import accuracy
-from pipebench.models.layers import LayerSequence, Loss, one_by_one
+from pipebench.models.layers import LayerSequence, one_by_one
+from pipebench.models.losses import cross_entropy, mean_squared_error
 
 
 class Residual(nn.Module):
@@ -31,11 +31,10 @@ class Residual(nn.Module):
 
 def mlp(config: MlpConfig) -> LayerSequence:
     residuals = (partial(Residual, config),) * config.layers
-    losses: dict[str, Loss] = {"regression": functional.mse_loss, "classification": functional.cross_entropy}
     makers: tuple[Callable[[], nn.Module], ...] = (
         partial(Linear, config.inputs, config.width),
         *residuals,
         partial(Linear, config.width, config.outputs),
     )
-    metrics = {"accuracy": accuracy} if config.task == "classification" else {}
-    return LayerSequence(config.num_layers, one_by_one(makers), losses[config.task], metrics=metrics)
+    loss = {"regression": mean_squared_error, "classification": cross_entropy}[config.task]
+    return LayerSequence(config.num_layers, one_by_one(makers), loss.mean, loss.count, loss.metrics)

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from pipebench.config import TransformerConfig
 from pipebench.linear import Linear
-from pipebench.models.accuracy import accuracy
 from pipebench.models.layers import LayerSequence, one_by_one
+from pipebench.models.losses import next_token
 
 _INIT_STD = 0.02
 
@@ -89,15 +89,10 @@ class Head(nn.Module):
         return logits_BTV
 
 
-def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean cross-entropy over tokens; every sample has equally many, so also the mean over samples."""
-    return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
-
-
 def transformer(config: TransformerConfig) -> LayerSequence:
     blocks = (partial(Attention, config), partial(FeedForward, config)) * config.layers
     makers = (partial(Embedding, config), *blocks, partial(Head, config))
-    return LayerSequence(config.num_layers, one_by_one(makers), next_token_loss, metrics={"accuracy": accuracy})
+    return LayerSequence(config.num_layers, one_by_one(makers), next_token.mean, next_token.count, next_token.metrics)
 
 
 def _residual_std(config: TransformerConfig) -> float:

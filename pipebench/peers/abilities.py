@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pipebench.config import OptimizerConfig, RunConfig
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.machine import Machine
+from pipebench.record import LayerProfile
 
 ONE_PROCESS = ("torchgpipe",)
 """Engines whose stages, however many, live in one process."""
@@ -53,12 +54,24 @@ def why_not(config: RunConfig, machine: Machine) -> str:
     """Return why this engine cannot run the point, in one line; "" where it can."""
     if config.engine not in _REASONS:
         return ""
-    return (
-        _REASONS[config.engine](config, machine)
-        or _updates_otherwise(config)
-        or _copies_apart(config)
-        or _trains_only(config)
-    )
+    return _REASONS[config.engine](config, machine) or _updates_otherwise(config) or _trains_only(config)
+
+
+ONE_TENSOR = ("torch", "deepspeed", "torchgpipe")
+"""Engines that hand one tensor from stage to stage, and take a micro-batch's loss for a mean over its samples."""
+
+
+def why_not_model(config: RunConfig, layers: LayerProfile) -> str:
+    """Return why this engine cannot train the point's model right, in one line; "" where it can."""
+    lacking = {
+        "parameters that layers share": (layers.ties and config.stages > 1, ONE_COPY),
+        "tensors that skip layers": (layers.skips, ONE_TENSOR),
+        "layers that take several tensors": (layers.takes_tuple, ONE_TENSOR),
+        "losses of inner layers": (layers.adds_to_loss, ONE_TENSOR),
+        "a loss in which samples count differently": (layers.uneven_loss, ONE_TENSOR),
+    }
+    found = [what for what, (there, engines) in lacking.items() if there and config.engine in engines]
+    return f"engine={config.engine} has no way for {found[0]}: model={config.model.name}" if found else ""
 
 
 TORCH_SCHEDULES = {
@@ -147,13 +160,6 @@ def _updates_otherwise(config: RunConfig) -> str:
         if value != getattr(usual, key):
             return f"engine={config.engine} updates without optimizer.{key}={value}: pipebench and single have it"
     return ""
-
-
-def _copies_apart(config: RunConfig) -> str:
-    """Tell whose ranks would train copies of a tied parameter apart."""
-    if not getattr(config.model, "tied", False) or config.stages == 1 or config.engine not in ONE_COPY:
-        return ""
-    return f"engine={config.engine} keeps no copies alike on several ranks: model.tied=true, and it wants false"
 
 
 def _ragged(config: RunConfig) -> str:

@@ -12,7 +12,7 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any
 
-from pipebench.config import RunConfig, known_keys
+from pipebench.config import RunConfig, is_known
 from pipebench.errors import ResultError
 from pipebench.files import own
 from pipebench.harness.sweep import AGAIN_FILE, RESULT_FILE, SWEEP_FILE, point_folder
@@ -176,6 +176,6 @@ def _key(text: Any) -> str:
 
 
 def _swept_key(name: Any) -> str:
-    if name not in known_keys():
+    if not isinstance(name, str) or not is_known(name):
         raise ValueError(f"swept key {name!r}: expected a key of the configuration")
     return str(name)

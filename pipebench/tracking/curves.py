@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipebench.config import known_keys
+from pipebench.config import is_known
 from pipebench.grid import K, M, groups, values
 from pipebench.metrics import bubble_fraction
 from pipebench.record import (
@@ -67,7 +67,7 @@ _CURVES = (
 
 def run_name(row: Row) -> str:
     """Return such as `K=2 M=8 gpipe transformer optimizer.lr=0.1`: what differs, what is usual left out."""
-    swept = [name for name in row if name not in AXES and name in known_keys()]
+    swept = [name for name in row if name not in AXES and is_known(name)]
     told = [f"{name}={row[name]}" for name, usual in PLAIN.items() if row[name] != usual]
     told += [f"{name}={row[name]}" for name in swept]
     return " ".join([f"K={row[K]} M={row[M]}", row["schedule"], row["model"], *told])

@@ -40,7 +40,7 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         (["data.path=no/such/file"], "data.path=no/such/file: expected a file or folder that exists"),
         (["stages=two"], "stages=two: expected a whole number"),
         (["data.path=/dev/null"], "data.path=/dev/null: expected a file or folder that exists"),
-        (["data.max_bytes=1"], "data.max_bytes=1: expected at least 65, model.sequence and one more"),
+        (["data.max_bytes=1"], "data.max_bytes=1: expected at least 65, a sample's tokens and one more"),
         (["--config-dir", "nowhere"], "--config-dir nowhere: expected a folder that exists"),
         (["--bogus"], "unrecognized arguments: --bogus; --hydra-help lists the flags"),
         (["--cfg", "job", "stagess=2"], "stagess=2: unknown key 'stagess'"),

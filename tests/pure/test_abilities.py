@@ -1,11 +1,14 @@
 """What an engine cannot do is said in one line before anything starts."""
 
+from dataclasses import replace
+
 import pytest
 
 from pipebench.compose import compose_grid
-from pipebench.config import RunConfig, resolve
+from pipebench.config import ENGINES, RunConfig, resolve
 from pipebench.machine import Machine
-from pipebench.peers.abilities import threads_each, why_not
+from pipebench.peers.abilities import threads_each, why_not, why_not_model
+from pipebench.record import LayerProfile
 
 TWO_CORES = Machine(num_cores=2, num_gpus=0)
 
@@ -73,10 +76,6 @@ def test_torch_recomputes_where_the_backward_is_one_piece(schedule: str, recompu
             "engine=torch precision=fp16 optimizer.loss_scale=dynamic",
             "engine=torch scales no loss, as precision=fp16 wants: pipebench and single do",
         ),
-        (
-            "engine=torch model.tied=true",
-            "engine=torch keeps no copies alike on several ranks: model.tied=true, and it wants false",
-        ),
         ("engine=single", "engine=single is one process without a pipeline: stages=2, and it wants 1"),
         (
             "engine=single stages=1 schedule=naive",
@@ -110,6 +109,34 @@ def test_torch_recomputes_where_the_backward_is_one_piece(schedule: str, recompu
 )
 def test_what_another_engine_cannot_do_has_its_reason(overrides: str, reason: str) -> None:
     assert why_not(point("stages=2", *overrides.split()), TWO_CORES) == reason
+
+
+PLAIN_LAYERS = LayerProfile(1, ["Linear"], [], [], [], [], [4], [0], [0], [4], [True])
+
+
+@pytest.mark.parametrize(
+    ("layers", "lacking", "engines"),
+    [
+        (replace(PLAIN_LAYERS, skips=[[0, 2, 64]]), "tensors that skip layers", "torch deepspeed torchgpipe"),
+        (replace(PLAIN_LAYERS, ties=[[0, 3]]), "parameters that layers share", "torch deepspeed fsdp"),
+        (replace(PLAIN_LAYERS, takes_tuple=True), "layers that take several tensors", "torch deepspeed torchgpipe"),
+        (replace(PLAIN_LAYERS, adds_to_loss=True), "losses of inner layers", "torch deepspeed torchgpipe"),
+        (
+            replace(PLAIN_LAYERS, uneven_loss=True),
+            "a loss in which samples count differently",
+            "torch deepspeed torchgpipe",
+        ),
+        (PLAIN_LAYERS, "", ""),
+    ],
+)
+def test_an_engine_that_would_train_a_model_wrong_says_why_it_does_not(
+    layers: LayerProfile, lacking: str, engines: str
+) -> None:
+    config = point()
+    for engine in ENGINES:
+        said = why_not_model(replace(config, engine=engine), layers)
+        unable = engine in engines.split()
+        assert said == (f"engine={engine} has no way for {lacking}: model=transformer" if unable else "")
 
 
 @pytest.mark.parametrize("recompute", ["never", "except_last", "always"])

@@ -28,6 +28,7 @@ from pipebench.config import (
 )
 from pipebench.errors import ConfigError, ScheduleError
 from pipebench.machine import Machine
+from pipebench.record import config_from
 from pipebench.schedule.builders import SCHEDULES
 from pipebench.schedule.catalogue import ZB_AUTO
 
@@ -63,7 +64,7 @@ def changed(config: RunConfig, **values: Any) -> RunConfig:
 
 
 SCHEDULE_NAMES = ", ".join([*SCHEDULES, ZB_AUTO])
-MODELS = "gpt2_small, mlp, mlp_classifier, synthetic, transformer, transformer_l"
+MODELS = "custom, gpt2_small, hf, mlp, mlp_batch_norm, mlp_classifier, synthetic, transformer, transformer_l, u_mlp"
 
 
 @pytest.mark.parametrize(
@@ -82,8 +83,35 @@ MODELS = "gpt2_small, mlp, mlp_classifier, synthetic, transformer, transformer_l
         ("recompute=true", "recompute=True: expected one of never, except_last, always"),
         ("model=mlpp", f"model=mlpp: expected one of {MODELS} (did you mean 'mlp'?)"),
         ("optimizer=sgdd", "optimizer=sgdd: expected one of adam, adamw, sgd (did you mean 'sgd'?)"),
-        ("data=teacher", "data=teacher: expected text for model=transformer"),
-        ("model=mlp data=text", "data=text: expected teacher for model=mlp"),
+        ("data=teacher", "data=teacher: expected text or custom for model=transformer"),
+        ("model=mlp data=text", "data=text: expected teacher or custom for model=mlp"),
+        # users' own
+        ("model=custom model.arguments=3", "model.arguments=3: expected names with values, such as {width: 64}"),
+        (
+            "model=mlp model.arguments.width=3",
+            "model.arguments.width=3: expected model=custom, whose arguments are yours to name",
+        ),
+        (
+            "model=custom model.num_layers=3",
+            "model.num_layers=3: unknown key 'model.num_layers' (did you mean 'model.layers'?); --help lists the keys",
+        ),
+        ("model=custom", "model.target=null: expected package.module:function"),
+        (
+            "model=custom model.target=mine",
+            "model.target=mine: expected package.module:function, such as mine:model for a function in mine.py",
+        ),
+        (
+            "model=custom model.target=mine:net model.loss=next_tokens",
+            "model.loss=next_tokens: expected one of mean_squared_error, cross_entropy, next_token, "
+            "package.module:function (did you mean 'next_token'?)",
+        ),
+        ("model=custom model.target=mine:net", "data.target=null: expected package.module:function"),
+        (
+            "model=custom model.target=mine:net data=text",
+            "data.sequence=null: expected the tokens of a sample, with model=custom",
+        ),
+        ("data.sequence=65", "data.sequence=65: expected a whole number of at most model.sequence=64"),
+        ("model=hf model.name=bert", "model.name=bert: expected one of gpt2, llama"),
         # types
         ("stages=two", "stages=two: expected a whole number"),
         ("stages=2.5", "stages=2.5: expected a whole number"),
@@ -162,7 +190,11 @@ LIST_OF_COUNTS = "one of time, parameters, uniform, or a list of layer counts of
         ("transformer", {"model__layers": 0}, f"model.layers=0: expected {AT_LEAST_1}"),
         ("mlp", {"model__outputs": 0}, f"model.outputs=0: expected {AT_LEAST_1}"),
         ("synthetic", {"model__width": 0}, f"model.width=0: expected {AT_LEAST_1}"),
-        ("transformer", {"data__max_bytes": 0}, "data.max_bytes=0: expected at least 65, model.sequence and one more"),
+        (
+            "transformer",
+            {"data__max_bytes": 0},
+            "data.max_bytes=0: expected at least 65, a sample's tokens and one more",
+        ),
         (
             "transformer",
             {"replicas": 2},
@@ -431,7 +463,7 @@ def test_a_number_of_stages_that_a_schedule_has_not_is_left_out_of_a_sweep_over_
     assert defined_points(alone) == alone.points, "asked for alone it is a mistake, and answered as one"
 
 
-@pytest.mark.parametrize("model", MODELS.split(", "))
+@pytest.mark.parametrize("model", sorted({*MODELS.split(", ")} - {"custom", "hf"}))
 def test_every_model_composes_with_data_that_suit_it(model: str) -> None:
     assert point(f"model={model}").model.name == model
 
@@ -468,7 +500,7 @@ def test_what_is_measured_is_in_the_key(difference: dict[str, Any]) -> None:
 
 def test_settings_that_came_later_leave_the_keys_of_old_points_alone() -> None:
     old = dataclasses.asdict(point())
-    del old["model"]["tied"], old["transport"], old["batch_norm"]
+    del old["model"]["tied"], old["data"]["sequence"], old["transport"], old["batch_norm"]
     del old["evaluate_every"], old["evaluate_batch"], old["save"], old["load"]
     old["optimizer"] = {"name": "adamw", "lr": 0.001}
     for name in NOT_PART_OF_THE_POINT:
@@ -582,3 +614,28 @@ def test_shared_memory_where_there_is_none_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.delattr("os.memfd_create")
     with pytest.raises(ConfigError, match="transport=shared: expected auto or network"):
         resolve(point("transport=shared"), TWO_CORES)
+
+
+def test_arguments_of_ones_own_function_have_any_name_and_may_be_swept(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("defaults: [custom]\nname: mine\narguments: {width: 1, depth: 2}\n")
+    grid = compose_grid(["-m", "--config-dir", str(tmp_path), "model=mine", "model.arguments.width=3,[4]",
+                         "data.arguments={size: 5}"])  # fmt: skip
+    assert grid is not None
+    assert grid.swept == ("model.arguments.width",)
+    assert grid.folder == str(tmp_path)
+    assert [point.model.arguments for point in grid.points] == [{"width": 3, "depth": 2}, {"width": [4], "depth": 2}]
+    assert [point.data.arguments for point in grid.points] == [{"size": 5}] * 2
+    assert value_at(grid.points[0], "model.arguments.width") == 3
+
+
+def test_an_edited_file_is_another_point() -> None:
+    grid = compose_grid(["model=custom", "model.target=mine:net", "data.target=mine:batch"])
+    assert grid is not None
+    [point] = grid.points
+    edited = [
+        dataclasses.replace(point, **{group: dataclasses.replace(getattr(point, group), source="1")})
+        for group in ("model", "data")
+    ]
+    assert len({key_of(config) for config in (point, *edited)}) == 3
+    assert config_from(dataclasses.asdict(edited[0])) == edited[0]

@@ -60,6 +60,11 @@ def test_an_action_costs_its_time_without_the_wait_for_a_core() -> None:
     assert action_costs([trace]) == {(0, Op.FORWARD): 3.0, (0, Op.BACKWARD): 4.0}
 
 
+def test_an_action_that_seems_to_have_waited_all_along_took_some_time() -> None:
+    trace = Trace.of([span(0, "0F0", 0, 5, delay_s=5), span(0, "0B0", 5, 9, delay_s=5)], num_ranks=1)
+    assert all(cost > 0 for cost in step_costs(trace).values())
+
+
 def test_costs_are_means_over_micro_batches_and_medians_over_steps() -> None:
     def step(*forwards: float) -> Trace:
         return Trace.of([span(0, f"0F{m}", 0, seconds) for m, seconds in enumerate(forwards)], num_ranks=1)
