@@ -40,6 +40,7 @@ RESUMES = ("auto", "never")
 RETRIES = ("failed", "oom", "all")
 TRANSPORTS = ("auto", "shared", "network")
 TASKS = ("regression", "classification")
+ATTENTIONS = ("fused", "explicit")
 NORMS = ("layer", "batch")
 LOSSES = ("mean_squared_error", "cross_entropy", "next_token")
 FAMILIES = ("gpt2", "llama")
@@ -60,6 +61,7 @@ class TransformerConfig:
     sequence: int = MISSING
     dropout: float = MISSING
     tied: bool = False
+    attention: str = "fused"
 
     @property
     def num_layers(self) -> int:
@@ -235,6 +237,7 @@ class RunConfig:
     chunks: Any = MISSING
     memory_limit: Any = MISSING
     recompute: str = MISSING
+    recompute_budget: Any = MISSING
     partition: Any = MISSING
     batch_norm: str = MISSING
     engine: str = MISSING
@@ -284,6 +287,8 @@ NOT_PART_OF_THE_POINT = (
 USUALLY = {
     "transport": "auto",
     "batch_norm": "deferred",
+    "recompute_budget": None,
+    "model.attention": "fused",
     "model.norm": "layer",
     "evaluate_every": 0,
     "evaluate_batch": None,
@@ -324,6 +329,7 @@ def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     check(config)
     config = dataclasses.replace(config, chunks=_resolve_chunks(config))
     _check_memory_limit(config)
+    _check_budget(config)
     _check_fit(config)
     _check_schedule(config)
     device = _resolve_device(config.device, machine)
@@ -595,6 +601,7 @@ def _check_model(model: ModelConfig) -> None:
         case TransformerConfig():
             if model.width % model.heads:
                 _fail("model.heads", model.heads, f"a divisor of model.width={model.width}")
+            _check_name("model.attention", model.attention, ATTENTIONS)
         case MlpConfig():
             _check_name("model.task", model.task, TASKS)
             _check_name("model.norm", model.norm, NORMS)
@@ -681,6 +688,18 @@ def _check_memory_limit(config: RunConfig) -> None:
         _fail("memory_limit", limit, f"auto with schedule={config.schedule}: only {ZB_AUTO} keeps a limit")
     if limit_in_pipelines(limit) is None and (type(limit) not in (int, float) or not limit > 0):
         _fail("memory_limit", limit, "auto, MiB of activations a rank, or 2p for twice what 1F1B's first rank holds")
+
+
+def _check_budget(config: RunConfig) -> None:
+    budget = config.recompute_budget
+    if config.recompute != Recompute.BUDGET.value:
+        if budget is not None:
+            _fail("recompute_budget", budget, f"null with recompute={config.recompute}: only budget keeps one")
+        return
+    if type(budget) not in (int, float) or not budget > 0:
+        _fail("recompute_budget", budget, "MiB of activations a rank, above 0, with recompute=budget")
+    if config.schedule == ZB_AUTO:
+        _fail("recompute", "budget", f"another setting with schedule={ZB_AUTO}, which keeps memory_limit")
 
 
 def limit_in_pipelines(limit: Any) -> float | None:

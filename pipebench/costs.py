@@ -5,7 +5,6 @@ Times and activations are taken to grow in proportion to the samples of a micro-
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,12 +13,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from pipebench.activations import spans, stage_activations
 from pipebench.config import OptimizerConfig, RunConfig, SyntheticConfig
 from pipebench.errors import ConfigError, ResultError
 from pipebench.metrics import action_costs
-from pipebench.record import LayerProfile, RunResult, StageMemory, read_result, traces
+from pipebench.record import Footprint, LayerProfile, LayerRun, RunResult, StageMemory, read_result, traces
 from pipebench.schedule.action import Op, Schedule
-from pipebench.schedule.memory import StageActivations, peak_activation_bytes
+from pipebench.schedule.memory import Peak, peak_activation_bytes
 from pipebench.schedule.simulate import Link
 
 
@@ -55,41 +55,55 @@ def for_samples(profile: Profile, num_samples: int) -> Profile:
             put_off_bytes=scaled_bytes(layers.put_off_bytes),
             input_bytes=scaled_bytes(layers.input_bytes),
             skips=[[source, target, round(size * scale)] for source, target, size in layers.skips],
+            selective_s=scaled(layers.selective_s),
+            footprints={run: [_scaled(each, scale) for each in found] for run, found in layers.footprints.items()},
         ),
     )
 
 
-def stage_costs(profile: Profile, layers_per_stage: Sequence[int]) -> dict[tuple[int, Op], float]:
-    """Return the seconds of one action by (stage, op)."""
+def _scaled(footprint: Footprint, scale: float) -> Footprint:
+    """Scale what belongs to samples; in a peak that is all but the gradients that stay."""
+
+    def scaled(peaks: dict[str, Peak]) -> dict[str, Peak]:
+        return {op: Peak(round(peak.activation_bytes * scale), peak.gradient_bytes) for op, peak in peaks.items()}
+
+    return replace(
+        footprint,
+        kept_bytes=round(footprint.kept_bytes * scale),
+        put_off_bytes=round(footprint.put_off_bytes * scale),
+        peaks=scaled(footprint.peaks),
+        first_peaks=scaled(footprint.first_peaks),
+    )
+
+
+def again_s(layers: LayerProfile, runs: Sequence[LayerRun]) -> list[float]:
+    """Return the seconds that each layer's backward takes longer because its forward, or a part, runs again inside."""
+    of_scores = layers.selective_s or [0.0] * len(layers.names)
+    longer = {LayerRun.KEEP: [0.0] * len(layers.names), LayerRun.SELECTIVE: of_scores, LayerRun.AGAIN: layers.forward_s}
+    return [longer[run][index] for index, run in enumerate(runs)]
+
+
+def stage_costs(
+    profile: Profile, layers_per_stage: Sequence[int], runs: Sequence[LayerRun] = ()
+) -> dict[tuple[int, Op], float]:
+    """Return the seconds of one action by (stage, op); `runs`, of layers, are KEEP if empty.
+
+    What runs again inside a backward is part of it, or of its input's part.
+    """
     layers = profile.layers
+    longer_s = again_s(layers, runs) or [0.0] * len(layers.names)
     costs = {}
-    for stage, (first, end) in enumerate(_spans(layers_per_stage)):
+    for stage, (first, end) in enumerate(spans(layers_per_stage)):
         for op, seconds in (
             (Op.FORWARD, layers.forward_s),
-            (Op.BACKWARD, layers.backward_s),
-            (Op.INPUT_GRADIENT, layers.input_s),
+            (Op.BACKWARD, [each + longer for each, longer in zip(layers.backward_s, longer_s, strict=True)]),
+            (Op.INPUT_GRADIENT, [each + longer for each, longer in zip(layers.input_s, longer_s, strict=True)]),
             (Op.WEIGHT_GRADIENT, layers.weight_s),
             (Op.RECOMPUTE, layers.forward_s),
             (Op.OPTIMIZER, profile.optimizer_s),
         ):
             costs[stage, op] = sum(seconds[first:end])
     return costs
-
-
-def stage_activations(layers: LayerProfile, layers_per_stage: Sequence[int]) -> list[StageActivations]:
-    """Return what each stage keeps of one micro-batch, in bytes.
-
-    Stage 0 reads the mini-batch itself, so its input costs nothing. A stage that can put nothing off keeps everything
-    until the weights' part.
-    """
-    stages = []
-    for first, end in _spans(layers_per_stage):
-        kept = sum(layers.saved_bytes[first:end])
-        kept += sum(layers.input_bytes[i] for i in range(first + 1, end) if layers.saves_input[i])
-        from_before = layers.input_bytes[first] if first > 0 else 0
-        put_off = sum(layers.put_off_bytes[first:end])
-        stages.append(StageActivations(kept + from_before, from_before, put_off or kept + from_before))
-    return stages
 
 
 def _num_states(optimizer: OptimizerConfig) -> int:
@@ -103,15 +117,19 @@ def weight_bytes(optimizer: OptimizerConfig, parameter_bytes: int) -> int:
 
 
 def rank_memory(
-    optimizer: OptimizerConfig, layers: LayerProfile, layers_per_stage: Sequence[int], schedule: Schedule
+    optimizer: OptimizerConfig,
+    layers: LayerProfile,
+    layers_per_stage: Sequence[int],
+    schedule: Schedule,
+    runs: Sequence[LayerRun] = (),
 ) -> list[StageMemory]:
     """Return each rank's memory by the model: parameters, as much for gradients, optimizer state, activations.
 
-    It knows no temporaries, no receive buffers and no interpreter: a rank needs at least this.
+    It knows no transfers on their way and no interpreter: a rank needs at least this.
     """
-    of_stage = [sum(layers.parameter_bytes[first:end]) for first, end in _spans(layers_per_stage)]
+    of_stage = [sum(layers.parameter_bytes[first:end]) for first, end in spans(layers_per_stage)]
     memory = []
-    for rank, peak in enumerate(peak_activation_bytes(schedule, stage_activations(layers, layers_per_stage))):
+    for rank, peak in enumerate(peak_activation_bytes(schedule, stage_activations(layers, layers_per_stage, runs))):
         parameters = sum(of_stage[stage] for stage in schedule.stages_of_rank(rank))
         memory.append(
             StageMemory(
@@ -130,13 +148,8 @@ def transfer_times(profile: Profile, layers_per_stage: Sequence[int]) -> list[fl
     """Return for each stage the seconds its input takes from another rank."""
     return [
         profile.link.transfer_s(profile.layers.input_bytes[first]) if first > 0 else 0.0
-        for first, _ in _spans(layers_per_stage)
+        for first, _ in spans(layers_per_stage)
     ]
-
-
-def _spans(layers_per_stage: Sequence[int]) -> list[tuple[int, int]]:
-    bounds = [sum(layers_per_stage[:stage]) for stage in range(len(layers_per_stage) + 1)]
-    return list(pairwise(bounds))
 
 
 def load_profile(config: RunConfig) -> Profile:
@@ -207,8 +220,9 @@ def _named(key: str, value: Any) -> str:
 def _spread(result: RunResult, layers: LayerProfile, costs: dict[tuple[int, Op], float]) -> Profile:
     """Spread the stages' measured seconds over their layers, in proportion to the layers' own where those are known.
 
-    A backward that was measured in one piece alone is cut as its layers' parts compare, in half where they were not
-    timed; of one that was measured in parts alone, the parts are the whole.
+    A backward within which layers ran again is taken without that. One that was measured in one piece alone is cut as
+    its layers' parts compare, in half where they were not timed; of one that was measured in parts alone, the parts are
+    the whole.
     """
     forward_s: list[float] = []
     backward_s: list[float] = []
@@ -216,12 +230,16 @@ def _spread(result: RunResult, layers: LayerProfile, costs: dict[tuple[int, Op],
     weight_s: list[float] = []
     optimizer_s: list[float] = []
     unknown = [1.0] * len(layers.names)
-    for stage, (first, end) in enumerate(_spans(result.layers_per_stage)):
+    runs = result.runs or [LayerRun.KEEP] * len(layers.names)
+    for stage, (first, end) in enumerate(spans(result.layers_per_stage)):
 
         def spread(op: Op, shares: Sequence[float], stage: int = stage, own: slice = slice(first, end)) -> list[float]:
             return _divided(costs.get((stage, op), 0.0), (shares or unknown)[own])
 
         forward_s += spread(Op.FORWARD, layers.forward_s)
+        for op in (Op.BACKWARD, Op.INPUT_GRADIENT):
+            if (stage, op) in costs:
+                costs[stage, op] = max(0.0, costs[stage, op] - _longer_s(layers, runs, forward_s[first:end], first))
         optimizer_s += spread(Op.OPTIMIZER, [float(size) for size in layers.parameter_bytes])
         whole = spread(Op.BACKWARD, layers.backward_s)
         of_input = spread(Op.INPUT_GRADIENT, layers.input_s)
@@ -238,6 +256,12 @@ def _spread(result: RunResult, layers: LayerProfile, costs: dict[tuple[int, Op],
     return Profile(timed, optimizer_s, _link(result, layers))
 
 
+def _longer_s(layers: LayerProfile, runs: Sequence[LayerRun], forward_s: Sequence[float], first: int) -> float:
+    """Return what a stage's backward took longer since layers of it ran again inside, by its forward as measured."""
+    measured = replace(layers, forward_s=[0.0] * first + list(forward_s))
+    return sum(again_s(measured, runs[: first + len(forward_s)])[first:])
+
+
 def _divided(total: float, shares: Sequence[float]) -> list[float]:
     """Return `total` in proportion to the shares, evenly where those are all 0."""
     whole = sum(shares)
@@ -247,7 +271,7 @@ def _divided(total: float, shares: Sequence[float]) -> list[float]:
 def _link(result: RunResult, layers: LayerProfile) -> Link:
     """Return the link as measured: medians over all transfers between ranks. A run on one rank has none: free."""
     crossed = []
-    first_layers = [first for first, _ in _spans(result.layers_per_stage)]
+    first_layers = [first for first, _ in spans(result.layers_per_stage)]
     for repeat in result.repeats:
         for record in repeat.ranks:
             stages = result.schedule.stages_of_rank(record.rank)

@@ -6,7 +6,9 @@ A layer is any nn.Module that takes one value (see `values`) and returns one. Be
 - `pops = ("name", ...)`: it is called with its value and one tensor more for each name, as an earlier layer stashed it;
 - `ties = {"parameter": "name"}`: this parameter and those that other layers give the same name are one;
 - `auxiliary_loss`: where it, or a module in it, has this attribute, the scalar that a forward leaves there is added to
-  the loss. It is taken for a mean over the samples of that forward.
+  the loss. It is taken for a mean over the samples of that forward;
+- `scores = True`: a module in it with this attribute computes attention scores, their softmax and the weighted sum, and
+  nothing else, from tensors to a tensor; `recompute=selective` runs it again.
 """
 
 from collections.abc import Callable

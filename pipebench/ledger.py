@@ -24,10 +24,10 @@ from pipebench.trace import Trace
 class Ledger:
     """Seconds of the median step by what they went to; the fields add up to it.
 
-    `compute_s`: forwards and backwards, spread evenly over the ranks. `fill_and_drain_s`: what the schedule idles with
-    equal stages, which is the bound. `recompute_s`, `imbalance_s`, `transfers_s`, `optimizer_s`: what each adds.
-    `jitter_s`: what comes of a stage's actions of one kind not all taking the same time. `overhead_s`: the rest, what
-    happens between actions and while ranks wait for a core.
+    `compute_s`: forwards and backwards, with what recomputes inside these, spread evenly over the ranks.
+    `fill_and_drain_s`: what the schedule idles with equal stages, which is the bound. `recompute_s`, `imbalance_s`,
+    `transfers_s`, `optimizer_s`: what each adds. `jitter_s`: what comes of a stage's actions of one kind not all taking
+    the same time. `overhead_s`: the rest, what happens between actions and while ranks wait for a core.
     """
 
     compute_s: float

@@ -5,8 +5,10 @@ latter is one matrix product per linear layer, which needs the layer's input and
 else; so a linear layer can put those two aside and let the rest of the graph go.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +36,19 @@ class Linear(nn.Linear):
 
     Autograd is shown a constant weight, so it computes the gradients of input and bias as ever; a hook on the output
     takes what the product needs. That costs microseconds, where an autograd function in Python costs tens of them.
+    Where the layer around it is `recomputed`, such a function it has to be: only what autograd saves can be let go of
+    and brought back.
     """
 
     queue: WeightQueue | None = None
+    recomputed: bool = False
 
     def forward(self, x: Tensor) -> Tensor:
         if self.queue is None or not self._can_put_off(x):
             return functional.linear(x, self.weight, self.bias)
         y = functional.linear(x, self.weight.detach(), self.bias)
+        if self.recomputed:
+            return _Taken.apply(y, x.detach(), self._take)  # type: ignore[no-any-return, no-untyped-call]
         y.register_hook(partial(self._take, x.detach()))
         return y
 
@@ -67,6 +74,22 @@ class Linear(nn.Linear):
             self.add_weight_gradient(x, gradient)
         else:
             self.queue.waiting.append(PutOff(self, x, gradient))
+
+
+class _Taken(torch.autograd.Function):
+    """The identity of `y`, whose backward hands the saved `x` and the gradient to `take`."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, take: Callable[[Tensor, Tensor], None]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.take = take
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        ctx.take(x, gradient)
+        return gradient, None, None
 
 
 def adopt(module: nn.Module, queue: WeightQueue | None) -> int:

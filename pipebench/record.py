@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,11 +21,40 @@ from pipebench.config import DATA, MODELS, USUALLY, OptimizerConfig, RunConfig, 
 from pipebench.errors import ConfigError, ResultError, ScheduleError
 from pipebench.files import put, read_text
 from pipebench.schedule.action import Action, Schedule
+from pipebench.schedule.memory import Peak
 from pipebench.trace import Trace
 
 FORMAT = 2
 HASH_KEY = "sha256"
 """Over all other keys of a result.json."""
+
+
+class LayerRun(Enum):
+    """How a layer is run: whether, and of what of it, the forward runs again inside the backward."""
+
+    KEEP = "keep"
+    SELECTIVE = "selective"
+    AGAIN = "again"
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one layer holds and allocates for one micro-batch when it is run one way, in bytes.
+
+    `kept_bytes` are kept from forward to backward besides the layer's input and output; `keeps_input`, `keeps_output`
+    tell whether those are kept too; `put_off_bytes` are kept between the two parts of a split backward. `peaks` say by
+    op (F, B, I, W) the most that is allocated at once above what there was before: input, everything kept, and for B
+    and I the gradient of the output. `first_peaks` are those of a step's first micro-batch, which allocates the
+    gradients of the parameters too, and `gradient_bytes` what of these an op leaves then.
+    """
+
+    kept_bytes: int
+    keeps_input: bool
+    keeps_output: bool
+    put_off_bytes: int
+    peaks: dict[str, Peak]
+    first_peaks: dict[str, Peak]
+    gradient_bytes: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +67,8 @@ class LayerProfile:
     `skips` are tensors that pass layers by: source layer, target layer, bytes; `ties` the layers that share parameters.
     `takes_tuple`: what some layer takes is a tuple of tensors; `adds_to_loss`: some layer does; `uneven_loss`: samples
     of the first mini-batch count differently in the loss.
-    Seconds are there only when a partition or a search needs them.
+    Seconds are there only when a partition or a search needs them; `selective_s` is what a backward takes longer under
+    selective recompute. `footprints` say by the value of a `LayerRun` what was allocated; older results have none.
     """
 
     num_samples: int
@@ -56,11 +87,17 @@ class LayerProfile:
     takes_tuple: bool = False
     adds_to_loss: bool = False
     uneven_loss: bool = False
+    selective_s: list[float] = field(default_factory=list)
+    footprints: dict[str, list[Footprint]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes of one rank at the moment of its peak; `allocator_*` are CUDA's own counters, 0 on the CPU."""
+    """Bytes of one rank at the moment of its peak; `allocator_*` are CUDA's own counters, 0 on the CPU.
+
+    `transfers_bytes` are buffers that an engine keeps beside tensors, such as sent tensors that nobody has fetched yet,
+    at their most; how many lie there depends on who is faster. Older results have them among the activations.
+    """
 
     parameters_bytes: int
     gradients_bytes: int
@@ -68,11 +105,12 @@ class StageMemory:
     activations_bytes: int
     allocator_peak_bytes: int
     allocator_reserved_bytes: int
+    transfers_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
         live = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes
-        return self.allocator_peak_bytes or live
+        return self.allocator_peak_bytes or live + self.transfers_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +197,8 @@ class RunResult:
     """Everything known of one point; `flags` say what disturbed it, each `what: how much` (see `conditions`).
 
     `rows` are what the ranks did, as far as the engine tells, else the schedule's; none where it follows no schedule.
+    `layer_runs` say of each layer whether its forward ran again inside its backward, as values of `LayerRun`; older
+    results have none.
     """
 
     key: str
@@ -173,6 +213,11 @@ class RunResult:
     repeats: list[Repeat] = field(default_factory=list)
     failure: Failure | None = None
     flags: list[str] = field(default_factory=list)
+    layer_runs: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[LayerRun]:
+        return [LayerRun(run) for run in self.layer_runs]
 
     @property
     def schedule(self) -> Schedule:
@@ -288,10 +333,11 @@ def read_result(path: Path) -> RunResult:
             environment=content["environment"],
             layers_per_stage=content["layers_per_stage"],
             rows=content["rows"],
-            profile=LayerProfile(**profile) if profile else None,
+            profile=_profile_from(profile) if profile else None,
             repeats=[_repeat_from(repeat) for repeat in content["repeats"]],
             failure=_failure_from(failure) if failure else None,
             flags=[str(flag) for flag in content.get("flags", [])],
+            layer_runs=[LayerRun(run).value for run in content.get("layer_runs", [])],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultError(f"{path}: not a complete result: {error}") from error
@@ -327,6 +373,19 @@ def _failure_from(content: dict[str, Any]) -> Failure:
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise TypeError("failure: expected lines of text as output and others")
     return failure
+
+
+def _profile_from(content: dict[str, Any]) -> LayerProfile:
+    footprints = {
+        LayerRun(run).value: [_footprint_from(layer) for layer in layers]
+        for run, layers in content.get("footprints", {}).items()
+    }
+    return LayerProfile(**{**content, "footprints": footprints})
+
+
+def _footprint_from(content: dict[str, Any]) -> Footprint:
+    peaks = {name: {op: Peak(**peak) for op, peak in content[name].items()} for name in ("peaks", "first_peaks")}
+    return Footprint(**{**content, **peaks})
 
 
 def _repeat_from(content: dict[str, Any]) -> Repeat:

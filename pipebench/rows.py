@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from pipebench.activations import stage_activations
 from pipebench.config import RunConfig, tokens_of, value_at
-from pipebench.costs import stage_activations
 from pipebench.ledger import PARTS, ledger_of
 from pipebench.metrics import action_costs, bubble_fraction, imbalance, median_interval, stage_times, step_costs
 from pipebench.record import Repeat, RunResult, losses, step_groups, step_times, traces, transfer_times
@@ -161,16 +161,32 @@ def median_step(result: RunResult) -> Trace | None:
 
 
 def predicted_activation_bytes(result: RunResult) -> list[int] | None:
-    """Return the memory model's peak of activations for each rank (no receive buffers, no temporaries).
+    """Return the memory model's peak of activations for each rank, without transfers on their way.
 
     An engine that recomputes inside its backwards has no `R` in its rows, but keeps as little as one that has.
     """
     if result.profile is None or not result.rows:
         return None
-    stages, schedule = stage_activations(result.profile, result.layers_per_stage), result.schedule
+    schedule, counts = result.schedule, result.layers_per_stage
+    stages = stage_activations(result.profile, counts, result.runs)
     if Op.RECOMPUTE not in schedule.place:
         schedule = with_recompute(schedule, Recompute(result.config.recompute))
     return [round(peak) for peak in peak_activation_bytes(schedule, stages)]
+
+
+def gpipe_activation_bytes(result: RunResult, rank: int) -> int | None:
+    """Return what GPipe would keep on a rank, recomputing every stage: O(N + (L/K)(N/M)) (Huang et al. 2019, s. 2.3).
+
+    That is its inputs of all N samples of a mini-batch and all that its L/K layers keep of one micro-batch of N/M.
+    """
+    if result.profile is None or not result.rows:
+        return None
+    kept = stage_activations(result.profile, result.layers_per_stage)
+    own = [kept[stage] for stage in result.schedule.stages_of_rank(rank)]
+    batch, micro, samples = result.config.batch, result.config.micro, result.profile.num_samples
+    inputs = sum(stage.input_bytes for stage in own) * batch
+    layers = max(stage.full_bytes - stage.input_bytes for stage in own) * batch / micro
+    return round((inputs + layers) / samples)
 
 
 def _timing(result: RunResult, reference: RunResult | None) -> Row:
@@ -224,14 +240,14 @@ def bound_of(config: RunConfig, layers_per_stage: Sequence[int], costs: Costs) -
     """Return the closed form that fits the point, None where there is none.
 
     Where it depends on how forward, backward, recompute and the backward's two parts compare, the measured means
-    enter; before a measurement, equal parts.
+    enter; before a measurement, equal parts. What recomputes inside a backward makes that longer, and is no recompute.
     """
     chunks = len(layers_per_stage) // config.stages or (1 if config.chunks == "auto" else config.chunks)
     known = partial(bubble_bound, config.schedule, config.stages, config.micro, chunks)
     if not costs:
         return known()
     mean = {op: sum(cost for (_, each), cost in costs.items() if each == op) / config.stages for op in Op}
-    num_recomputed = {"never": 0, "except_last": config.micro - 1, "always": config.micro}[config.recompute]
+    num_recomputed = {"except_last": config.micro - 1, "always": config.micro}.get(config.recompute, 0)
     measured = PassCosts(
         forward_s=mean[Op.FORWARD],
         input_s=mean[Op.INPUT_GRADIENT] or mean[Op.BACKWARD],
@@ -255,7 +271,7 @@ def _resources(result: RunResult) -> Row:
     """
     names = (
         *("peak_memory_bytes", "peak_memory_all_bytes", "activations_bytes", "activations_predicted_bytes"),
-        *("peak_rss_bytes", "sent_bytes", "harness_s"),
+        *("activations_gpipe_bytes", "peak_rss_bytes", "sent_bytes", "harness_s"),
     )
     row: Row = dict.fromkeys(names)
     if result.status in MEASURED:
@@ -266,6 +282,7 @@ def _resources(result: RunResult) -> Row:
         row["peak_memory_all_bytes"] = max(_peaks_together(repeat) for repeat in result.repeats)
         row["activations_bytes"] = largest.memory.activations_bytes
         row["activations_predicted_bytes"] = predicted[largest.rank] if predicted else None
+        row["activations_gpipe_bytes"] = gpipe_activation_bytes(result, largest.rank)
         row["peak_rss_bytes"] = max(record.peak_rss_bytes for record in ranks)
         row["sent_bytes"] = _sent_bytes(result.repeats[0])
         row["harness_s"] = median(harness_s(repeat) for repeat in result.repeats)

@@ -2,7 +2,8 @@
 
 Three ways, chosen once per stage. A stage whose schedule never splits runs plain autograd. One with linear layers
 puts their products off (`pipebench.linear`) and keeps two tensors a layer for them. One without any falls back to
-the split of torch.distributed.pipelining, which keeps the whole graph and costs more, but takes any model.
+the split of torch.distributed.pipelining, which keeps the whole graph and costs more, but takes any model; where it
+runs layers again inside its backward, it puts nothing off and computes all with the gradient of its input.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,12 +30,15 @@ class Backward(Protocol):
     def of_weights(self, put_off: Any) -> None: ...
 
 
-def backward_of(module: nn.Module, split: bool) -> Backward:
-    """Return the way for a stage; `split` where its schedule has an `I`."""
+def backward_of(module: nn.Module, split: bool, recomputed: bool) -> Backward:
+    """Return the way for a stage; `split` where its schedule has an `I`, `recomputed` where a layer runs again inside.
+
+    torch's split goes through the graph once for each group of parameters and would run such a layer again each time.
+    """
     if not split:
         return WholeBackward()
     queue = WeightQueue()
-    return QueuedBackward(queue) if adopt(module, queue) else AutogradSplit(module.parameters())
+    return QueuedBackward(queue) if adopt(module, queue) or recomputed else AutogradSplit(module.parameters())
 
 
 def run_whole(roots: Sequence[Root], gradients: Sequence[Tensor]) -> None:

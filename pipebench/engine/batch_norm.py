@@ -7,7 +7,8 @@ section 3). Otherwise each micro-batch moves them, as plain PyTorch does in a lo
 again for a backward, and one that only infers shapes, moves nothing either way.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,24 @@ class BatchNorms:
         self._moving = moving
         for layer in () if self._deferred else self._layers:
             layer.track_running_stats = moving
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Let the forwards meanwhile, which may be cut short, move nothing and save what the ones before saved.
+
+        A layer that does not track its statistics saves two tensors less, so here it tracks them by nothing at all.
+        """
+        before, moved = self._moving, [] if self._deferred else self._layers
+        kept = [(layer.momentum, layer.num_batches_tracked) for layer in moved]
+        self._moving = False
+        for layer in moved:
+            layer.momentum, layer.num_batches_tracked = 0.0, torch.zeros((), dtype=torch.long)
+        try:
+            yield
+        finally:
+            self._moving = before
+            for layer, (momentum, num_batches) in zip(moved, kept, strict=True):
+                layer.momentum, layer.num_batches_tracked = momentum, num_batches
 
     @torch.no_grad()
     def commit(self) -> None:

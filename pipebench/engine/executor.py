@@ -176,8 +176,8 @@ class Executor:
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._put_off: dict[tuple[int, int], Any] = {}
         self._handed_over: dict[tuple[Action, Action], Sequence[Tensor]] = {}
-        self._losses: list[tuple[Tensor, Tensor]] = []
-        self._metrics = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
+        self._losses: list[Tensor] = []
+        self._metrics = defaultdict[str, list[Tensor]](list)
         for post in self._posted_at_first:
             self._transport.post(*post)
         for planned in self._plan:
@@ -190,8 +190,8 @@ class Executor:
         self._whereabouts.between()
         self._inputs = self._targets = ()
         spans = self._stopwatch.step_done(self._rank, self._actions)
-        loss = _weighed(self._losses) if self._losses else None  # the host asks for it once a step
-        metrics = {name: _weighed(values) for name, values in self._metrics.items()}
+        loss = _summed(self._losses) if self._losses else None  # the host asks for it once a step
+        metrics = {name: _summed(values) for name, values in self._metrics.items()}
         return StepOutcome(spans, loss, metrics=metrics)
 
     def _weigh(self, sizes: Sequence[int], num_samples: int, num_counted: int, loss_factor: float) -> None:
@@ -265,10 +265,10 @@ class Executor:
             self._hold(planned, held, output)
         if stage == self._last_stage:
             assert isinstance(output.value, Tensor)
-            if self._counts[m]:
-                self._losses.append((output.value.detach(), self._weights[m]))
+            if self._counts[m]:  # a product, for the loss itself may lie in memory as large as what it was made of
+                self._losses.append(output.value.detach() * self._weights[m])
         if output.auxiliary is not None:
-            self._losses.append((output.auxiliary.detach(), self._shares[m]))
+            self._losses.append(output.auxiliary.detach() * self._shares[m])
         return [] if stage == self._last_stage else [tensor.detach() for tensor in packed(planned.leaving, output)]
 
     def _recompute(self, planned: _Planned, received: list[Tensor]) -> Sequence[Tensor]:
@@ -287,7 +287,7 @@ class Executor:
         target = self._targets[m]
         if not self._goes_back and self._counts[m]:
             for name, value in stage.metrics_of(output.value, target).items():
-                self._metrics[name].append((value, self._weights[m]))
+                self._metrics[name].append(value * self._weights[m])
         return StageOutput(stage.loss_of(output.value, target), {}, output.auxiliary)
 
     def _hold(self, planned: _Planned, held: _InFlight, output: StageOutput) -> None:
@@ -334,10 +334,8 @@ class Executor:
         return []
 
 
-def _weighed(values: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return the sum of some numbers times their weights."""
-    numbers, weights = zip(*values, strict=True)
-    return float((torch.stack(numbers) * torch.stack(weights)).sum())
+def _summed(values: Sequence[Tensor]) -> float:
+    return float(torch.stack(list(values)).sum())
 
 
 def _goes_back(schedule: Schedule) -> bool:

@@ -12,7 +12,9 @@ from torch.func import functional_call
 
 from pipebench.engine.backward import backward_of
 from pipebench.engine.batch_norm import BatchNorms
-from pipebench.layer import declared_by, run_layer, take_auxiliary_loss
+from pipebench.engine.recompute import arrange, run_again
+from pipebench.layer import Declared, declared_by, run_layer, take_auxiliary_loss
+from pipebench.record import LayerRun
 from pipebench.seeds import Purpose, seeds_of
 from pipebench.values import Value, num_samples, tensors_of
 
@@ -87,7 +89,7 @@ class Stage:
     """Layers `first_layer` and following, on one device; `loss` is set on the last stage alone.
 
     `splits_backward` where the schedule computes the gradients of input and weights apart; `deferred_batch_norm` see
-    `engine.batch_norm`.
+    `engine.batch_norm`; `runs` says which layers run their forward again in their backward, by default none.
     """
 
     def __init__(
@@ -100,20 +102,28 @@ class Stage:
         loss: Loss | None = None,
         splits_backward: bool = False,
         deferred_batch_norm: bool = True,
+        runs: Sequence[LayerRun] = (),
     ) -> None:
         self.module = nn.ModuleList(layers).to(device)
         self.first_layer = first_layer
         self.seed = seed
         self.device = device
         self.loss = loss
-        self.backward = backward_of(self.module, splits_backward)
         self.batch_norms = BatchNorms(self.module, deferred_batch_norm)
         self._layers = list(self.module)
+        self.arrange(runs or [LayerRun.KEEP] * len(self._layers))
+        self.backward = backward_of(self.module, splits_backward, LayerRun.AGAIN in self._runs)
         self._declared = [declared_by(layer) for layer in self._layers]
         self.has_auxiliary_loss = any(declared.adding for declared in self._declared)
         self._indices = range(first_layer, first_layer + len(self._layers))
         self._autocast = autocast
         self._generator = default_generator(device)
+
+    def arrange(self, runs: Sequence[LayerRun]) -> None:
+        """Say of each layer whether its forward runs again in its backward."""
+        self._runs = list(runs)
+        for layer, how in zip(self._layers, self._runs, strict=True):
+            arrange(layer, how)
 
     def forward(self, x: Value, step: int, micro_batch: int) -> Any:
         """Return the last layer's value, for a stage that no skip enters or leaves."""
@@ -129,12 +139,23 @@ class Stage:
         seeds = seeds_of(self.seed, Purpose.DROPOUT, (step, micro_batch), self._indices)
         auxiliary = list[Tensor]()
         with self._precision():
-            for layer, declared, seed in zip(self._layers, self._declared, seeds, strict=True):
-                self._generator.manual_seed(seed)
-                value = run_layer(layer, declared, value, kept)
-                if declared.adding and (added := take_auxiliary_loss(declared)) is not None:
+            for layer, declared, how, seed in zip(self._layers, self._declared, self._runs, seeds, strict=True):
+                once = partial(self.run_layer, layer, declared, seed)
+                if how == LayerRun.AGAIN:
+                    value, added = run_again(once, declared, self.batch_norms, value, kept)
+                else:
+                    value, added = once(value, kept)
+                if added is not None:
                     auxiliary.append(added.float())
         return StageOutput(value, kept, torch.stack(auxiliary).sum() if auxiliary else None)
+
+    def run_layer(
+        self, layer: nn.Module, declared: Declared, seed: int, value: Value, kept: dict[str, Tensor]
+    ) -> tuple[Value, Tensor | None]:
+        """Return one layer's value and what it adds to the loss."""
+        self._generator.manual_seed(seed)
+        value = run_layer(layer, declared, value, kept)
+        return value, take_auxiliary_loss(declared) if declared.adding else None
 
     def loss_of(self, output: Any, target: Any) -> Tensor:
         assert self.loss is not None, "only the last stage has a loss"

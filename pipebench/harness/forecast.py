@@ -31,21 +31,22 @@ def forecast(config: RunConfig, profile: Profile, prepared: Prepared) -> Forecas
     """Foretell a prepared point; `profile` is for its own micro-batch size and has seconds."""
     counts, schedule = prepared.layers_per_stage, with_optimizer(prepared.schedule)
     memory = memory_by_process(config, profile.layers, prepared)
-    trace = simulate(schedule, stage_costs(profile, counts), transfer_times(profile, counts))
+    trace = simulate(schedule, stage_costs(profile, counts, prepared.runs), transfer_times(profile, counts))
     return Forecast(counts, memory, trace.makespan_s)
 
 
 def memory_by_process(config: RunConfig, layers: LayerProfile, prepared: Prepared) -> list[StageMemory]:
     """Return what each process of the point's engine needs at least."""
     if follows_rows(config) and config.engine != "single":
-        return rank_memory(config.optimizer, layers, prepared.layers_per_stage, prepared.schedule)
-    return [_of_whole_model(config, layers, prepared.layers_per_stage)] * num_processes(config)
+        return rank_memory(config.optimizer, layers, prepared.layers_per_stage, prepared.schedule, prepared.runs)
+    return [_of_whole_model(config, layers, prepared)] * num_processes(config)
 
 
-def _of_whole_model(config: RunConfig, layers: LayerProfile, layers_per_stage: Sequence[int]) -> StageMemory:
+def _of_whole_model(config: RunConfig, layers: LayerProfile, prepared: Prepared) -> StageMemory:
     """Return what all layers need for one micro-batch at a time; where all are recomputed, a stage at a time."""
-    cut = layers_per_stage if config.recompute == "always" else [sum(layers_per_stage)]
-    stages = rank_memory(config.optimizer, layers, cut, build("naive", len(cut), config.micro))
+    counts = prepared.layers_per_stage
+    cut = counts if config.recompute == "always" else [sum(counts)]
+    stages = rank_memory(config.optimizer, layers, cut, build("naive", len(cut), config.micro), prepared.runs)
     shards = config.stages if config.engine == "fsdp" else 1
     return StageMemory(
         parameters_bytes=sum(stage.parameters_bytes for stage in stages) // shards,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pipebench.config import DataConfig, ModelConfig, RunConfig
+from pipebench.record import LayerRun
 from pipebench.schedule.action import Schedule
 
 MEASURE_RANK = "pipebench.harness.worker:measure_rank"
@@ -17,14 +18,15 @@ VET = "pipebench.harness.vet:vet"
 class RankJob:
     """One rank of a point: its row in a validated schedule, its share of the layers, its cores.
 
-    `cores` is empty when there are not enough to give every rank its own; `model_bytes` are the weights of the
-    whole model; `store` is a file through which the ranks find each other, and `save_in` the folder to save what was
-    trained in, "" for nowhere.
+    `runs` say of each layer of the model whether its forward runs again inside its backward. `cores` is empty when
+    there are not enough to give every rank its own; `model_bytes` are the weights of the whole model; `store` is a file
+    through which the ranks find each other, and `save_in` the folder to save what was trained in, "" for nowhere.
     """
 
     config: RunConfig
     schedule: Schedule
     layers_per_stage: tuple[int, ...]
+    runs: tuple[LayerRun, ...]
     model_bytes: int
     rank: int
     cores: tuple[int, ...]

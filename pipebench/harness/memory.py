@@ -1,19 +1,21 @@
 """Peak memory of one rank: exact, and split by what the bytes are for."""
 
+import bisect
 import contextlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.profiler import profile
+from torch.autograd.profiler import profile, record_function
 
 from pipebench.record import StageMemory
+from pipebench.schedule.memory import Peak
 
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 
@@ -30,30 +32,24 @@ def measure_memory(
     The profiler reports every allocation and release of a tensor's storage, so their running sum is exact.
     What is live before (parameters, optimizer state, `held_bytes` of an engine's own) is counted by size; a gradient
     counts if it was already allocated at the moment of the peak, and throughout where it lies in memory that an engine
-    keeps for it; the rest are activations and buffers. Of a tensor that is spread over ranks, this rank's shard counts.
+    keeps for it; the rest are activations. Of a tensor that is spread over ranks, this rank's shard counts.
     Gradients are dropped afterwards.
     """
     allocator_peak, allocator_reserved = 0, 0
     if device.type == "cuda":
         allocator_peak, allocator_reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    events = _allocations(accumulate, device)
-    gradient_bytes = _storages([p.grad for p in parameters if p.grad is not None])
-    kept_bytes = sum(gradient_bytes[address] for address in gradient_bytes.keys() - {each["Addr"] for each in events})
-    held, held_at_peak, gradients, gradients_at_peak = 0, 0, 0, 0
-    for event in events:
-        size = event["Bytes"]
-        held += size
-        if event["Addr"] in gradient_bytes:
-            gradients += size
-        if held > held_at_peak:
-            held_at_peak, gradients_at_peak = held, gradients
+    [changes] = allocations({"step": accumulate}, device).values()
+    gradient_bytes = storages([p.grad for p in parameters if p.grad is not None])
+    kept_bytes = sum(gradient_bytes[address] for address in gradient_bytes.keys() - {each.address for each in changes})
+    peak = peak_of(changes, gradient_bytes)
     for parameter in parameters:
         parameter.grad = None
     return StageMemory(
         parameters_bytes=sum(_shard(p).nbytes for p in parameters),
-        gradients_bytes=kept_bytes + gradients_at_peak,
+        gradients_bytes=kept_bytes + round(peak.gradient_bytes),
         optimizer_bytes=sum(map(_optimizer_bytes, optimizers)),
-        activations_bytes=held_at_peak - gradients_at_peak + held_bytes,
+        activations_bytes=round(peak.activation_bytes),
+        transfers_bytes=held_bytes,
         allocator_peak_bytes=allocator_peak,
         allocator_reserved_bytes=allocator_reserved,
     )
@@ -80,19 +76,53 @@ def peak_rss_bytes() -> int:
     return 0
 
 
-def _allocations(run: Callable[[], object], device: torch.device) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One storage allocated (`num_bytes` above 0) or let go of."""
+
+    address: int
+    num_bytes: int
+
+
+def allocations(phases: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, list[Change]]:
+    """Run the phases in their order under the profiler and return what each of them allocated and let go of."""
     with tempfile.TemporaryDirectory() as folder, _quiet_stderr():
         with profile(
             use_cpu=True, use_device="cuda" if device.type == "cuda" else None, profile_memory=True
         ) as profiled:
-            run()
+            for name, run in phases.items():
+                with record_function(name):
+                    run()
         path = Path(folder) / "allocations.json"
         profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    memory = [event for event in events if event.get("name") == "[memory]"]
-    memory.sort(key=lambda event: event["ts"])
     wanted = _DEVICE_TYPES[device.type]
-    return [event["args"] for event in memory if event["args"]["Device Type"] == wanted]
+    memory = [each for each in events if each.get("name") == "[memory]" and each["args"]["Device Type"] == wanted]
+    memory.sort(key=lambda event: event["ts"])
+    begun = sorted((e["ts"], e["name"]) for e in events if e.get("cat") == "user_annotation" and e["name"] in phases)
+    changes: dict[str, list[Change]] = {name: [] for name in phases}
+    starts = [start for start, _ in begun]
+    for event in memory:
+        phase = bisect.bisect(starts, event["ts"]) - 1
+        if phase >= 0:
+            changes[begun[phase][1]].append(Change(event["args"]["Addr"], event["args"]["Bytes"]))
+    return changes
+
+
+def peak_of(changes: Sequence[Change], gradients: Collection[int]) -> Peak:
+    """Return the peak above what there was before; `gradients` are the addresses of those that are there afterwards.
+
+    What lay at such an address before is none: an address is used again.
+    """
+    stays = {change.address: index for index, change in enumerate(changes) if change.num_bytes > 0}
+    held, of_gradients, peak = 0, 0, Peak()
+    for index, change in enumerate(changes):
+        held += change.num_bytes
+        if change.address in gradients and stays.get(change.address) == index:
+            of_gradients += change.num_bytes
+        if held > peak.activation_bytes + peak.gradient_bytes:
+            peak = Peak(held - of_gradients, of_gradients)
+    return peak
 
 
 def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -100,7 +130,7 @@ def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
     return sum(_shard(tensor).nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 
 
-def _storages(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
+def storages(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
     """Return the bytes of the tensors' storages by address; several tensors may lie in one."""
     storages = [_shard(tensor).untyped_storage() for tensor in tensors]
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from pipebench.data import batches
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.backward import QueuedBackward, Root
+from pipebench.engine.recompute import has_scores
 from pipebench.engine.stage import Loss, Stage
+from pipebench.harness.footprint import Alone, footprints_of
 from pipebench.harness.jobs import ProfileJob, WeighJob
 from pipebench.harness.launch import Progress, Report
 from pipebench.harness.setting import autocast_of, claim_cores
@@ -20,7 +23,7 @@ from pipebench.layer import declared_by
 from pipebench.linear import WeightQueue, adopt
 from pipebench.models import layer_sequence
 from pipebench.models.layers import build_layers, layout_of
-from pipebench.record import LayerProfile
+from pipebench.record import Footprint, LayerProfile, LayerRun
 from pipebench.values import Value, tensors_of
 
 _ROUNDS = (3, 9)
@@ -31,12 +34,13 @@ _BUDGET_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _LayerTimes:
-    """Seconds of one layer in one round."""
+    """Seconds of one layer in one round; `selective_s` are those of a backward with selective recompute."""
 
     forward_s: float
     backward_s: float
     input_s: float
     weight_s: float
+    selective_s: float
 
 
 def weigh_model(job: WeighJob, report: Report) -> int:
@@ -65,6 +69,7 @@ def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
     rounds = _timed_rounds(stages, micro_batch) if job.timed else []
     layers = list(zip(*rounds, strict=True))
     layout = layout_of(model)
+    again_s = [median(times.selective_s - times.backward_s for times in layer) for layer in layers]
     return LayerProfile(
         num_samples=job.num_samples,
         names=[type(stage.module[0]).__name__ for stage in stages],
@@ -82,7 +87,35 @@ def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
         takes_tuple=any(kept.takes_tuple for kept in saved),
         adds_to_loss=any(layout.has_auxiliary_loss),
         uneven_loss=len({int(model.count(sample.targets)) for sample in batch.split([1] * len(batch))}) > 1,
+        selective_s=[max(0.0, seconds) for seconds in again_s],
+        footprints=_footprints(stages, micro_batch, saved),
     )
+
+
+def _footprints(stages: list[Stage], micro_batch: MiniBatch, saved: Sequence["_Saved"]) -> dict[str, list[Footprint]]:
+    """Measure what layers allocate, those that look and save alike once, in every way in which they differ."""
+    looks, found = [], dict[tuple[Any, ...], Alone]()
+    for (stage, one), kept in zip(_walk(stages, micro_batch), saved, strict=True):
+        one.forward()
+        arrived = one.arrived if stage.first_layer else _Travelling(micro_batch.inputs, {})
+        look = _look(stage, arrived, kept)
+        looks.append({run: (look, run if _differs(stage, run) else LayerRun.KEEP) for run in LayerRun})
+        for key in looks[-1].values():
+            found.setdefault(key, Alone(stage, key[1], arrived.value, arrived.kept, one.targets))
+    measured = dict(zip(found, footprints_of(list(found.values())), strict=True))
+    return {run.value: [measured[keys[run]] for keys in looks] for run in LayerRun}
+
+
+def _differs(stage: Stage, run: LayerRun) -> bool:
+    return run != LayerRun.SELECTIVE or has_scores(stage.module)
+
+
+def _look(stage: Stage, arrived: "_Travelling", kept: "_Saved") -> tuple[Any, ...]:
+    """Return what layers have in common that allocate the same."""
+    parameters = [(name, p.shape, p.dtype, p.requires_grad) for name, p in stage.module.named_parameters()]
+    tensors = [(tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in arrived.tensors]
+    sizes = (kept.saved_bytes, kept.saves_input, kept.put_off_bytes)
+    return (repr(stage.module), tuple(parameters), tuple(tensors), sizes, stage.loss is None)
 
 
 @dataclass(slots=True)
@@ -152,7 +185,18 @@ def _timed_rounds(stages: list[Stage], micro_batch: MiniBatch) -> list[list[_Lay
 
 def _time_round(stages: list[Stage], micro_batch: MiniBatch) -> list[_LayerTimes]:
     """Run every layer forward and at once backward, split and whole."""
-    return [_LayerTimes(*_time_whole(one), *_time_split(one)) for _, one in _walk(stages, micro_batch)]
+    return [_time_layer(one) for _, one in _walk(stages, micro_batch)]
+
+
+def _time_layer(one: "_Pass") -> _LayerTimes:
+    forward_s, backward_s = _time_whole(one)
+    input_s, weight_s = _time_split(one)
+    selective_s = backward_s
+    if has_scores(one.stage.module):
+        one.stage.arrange([LayerRun.SELECTIVE])
+        _, selective_s = _time_whole(one)
+        one.stage.arrange([LayerRun.KEEP])
+    return _LayerTimes(forward_s, backward_s, input_s, weight_s, selective_s)
 
 
 def _time_whole(one: _Pass) -> tuple[float, float]:

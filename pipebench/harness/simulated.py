@@ -23,8 +23,8 @@ def simulate_point(result: RunResult) -> RunResult:
     prepared = prepare(config, profile)
     counts, schedule = prepared.layers_per_stage, with_optimizer(prepared.schedule)
     transfer_s = transfer_times(profile, counts)
-    trace = simulate(schedule, stage_costs(profile, counts), transfer_s)
-    memory = rank_memory(config.optimizer, profile.layers, counts, schedule)
+    trace = simulate(schedule, stage_costs(profile, counts, prepared.runs), transfer_s)
+    memory = rank_memory(config.optimizer, profile.layers, counts, schedule, prepared.runs)
     latency_s = profile.link.latency_s
     ranks = [_record(rank, schedule, trace, transfer_s, latency_s, memory[rank]) for rank in range(config.stages)]
     return dataclasses.replace(
@@ -35,6 +35,7 @@ def simulate_point(result: RunResult) -> RunResult:
         rows=[[str(action) for action in row] for row in schedule.rows],
         profile=profile.layers,
         repeats=[*result.repeats, Repeat(ranks, wall_s=0.0)],
+        layer_runs=[run.value for run in prepared.runs],
     )
 
 

@@ -45,7 +45,7 @@ from pipebench.render import chrome_trace
 from pipebench.rows import COMPARABLE, FAILED, largest_gradient_error, median_step
 from pipebench.saved import check_loadable
 from pipebench.schedule.action import Op, Row, Schedule
-from pipebench.schedule.builders import with_optimizer, with_skips
+from pipebench.schedule.builders import Recompute, with_optimizer, with_skips
 from pipebench.schedule.catalogue import ZB_AUTO
 from pipebench.schedule.simulate import Link
 
@@ -268,10 +268,14 @@ def _prepared_from(result: RunResult) -> Prepared:
     """Return the cut and the rows asked for; only this project's engine surely ran those it was asked for."""
     config = result.config
     if config.engine != "pipebench":
-        return Prepared(result.layers_per_stage, with_skips(schedule_of(config), result.schedule.skips))
+        return Prepared(
+            result.layers_per_stage, with_skips(schedule_of(config), result.schedule.skips), runs=tuple(result.runs)
+        )
     rows = tuple(tuple(action for action in row if action.op is not Op.OPTIMIZER) for row in result.schedule.rows)
     message = result.message if result.status in COMPARABLE else ""
-    return Prepared(result.layers_per_stage, Schedule(config.schedule, rows, result.schedule.skips), message)
+    return Prepared(
+        result.layers_per_stage, Schedule(config.schedule, rows, result.schedule.skips), message, tuple(result.runs)
+    )
 
 
 def ends_the_sweep(result: RunResult) -> bool:
@@ -308,6 +312,7 @@ def _reference(point: RunConfig) -> RunConfig:
         chunks=1,
         memory_limit="auto",
         recompute="never",
+        recompute_budget=None,
         partition="uniform",
         transport="auto",
         evaluate_every=0,
@@ -406,6 +411,7 @@ def _run_once(result: RunResult, known: Known, observer: Observer, save_in: str 
         rows=[[str(action) for action in row] for row in _rows_run(config, asked_for, [row for _, row in delivered])],
         profile=layers,
         repeats=repeats,
+        layer_runs=[run.value for run in prepared.runs],
     )
 
 
@@ -475,7 +481,7 @@ def _profile_name(config: RunConfig) -> str:
 
 
 def _needs_times(config: RunConfig) -> bool:
-    return bool(config.partition == "time" or config.schedule == ZB_AUTO)
+    return config.partition == "time" or config.schedule == ZB_AUTO or config.recompute == Recompute.BUDGET.value
 
 
 def _link(config: RunConfig, known: Known, on_progress: OnProgress) -> Link:
@@ -519,7 +525,7 @@ def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: st
     model_bytes = sum(layers.parameter_bytes)
     counts = tuple(prepared.layers_per_stage)
     return [
-        RankJob(config, prepared.schedule, counts, model_bytes, rank, cores[rank], store, save_in)
+        RankJob(config, prepared.schedule, counts, prepared.runs, model_bytes, rank, cores[rank], store, save_in)
         for rank in range(num_processes(config))
     ]
 

@@ -224,6 +224,7 @@ class Bench:
             Loss(self._model.loss, self._model.count, self._model.metrics) if is_last else None,
             job.schedule.splits_backward(number),
             config.batch_norm == "deferred" and config.engine in OWN_LOOPS,
+            job.runs[first : first + len(layers)],
         )
 
     def gradient_error(self, engine: Engine, device: torch.device) -> float:

@@ -37,6 +37,28 @@ class Embedding(nn.Module):
         return x_BTD
 
 
+class FusedAttention(nn.Module):
+    """torch's kernel: the scores are never kept, so there is nothing to recompute."""
+
+    def forward(self, q_BHTd: Tensor, k_BHTd: Tensor, v_BHTd: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, is_causal=True)
+
+
+class ExplicitAttention(nn.Module):
+    """The same written out, as it is where no kernel knows a model's scores: the softmax (B, H, T, T) is kept."""
+
+    scores = True
+
+    def forward(self, q_BHTd: Tensor, k_BHTd: Tensor, v_BHTd: Tensor) -> Tensor:
+        tokens, depth = q_BHTd.shape[-2:]
+        later_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=q_BHTd.device).triu(1)
+        scores_BHTT = q_BHTd @ k_BHTd.transpose(-2, -1) / math.sqrt(depth)
+        return scores_BHTT.masked_fill(later_TT, -math.inf).softmax(-1) @ v_BHTd
+
+
+_ATTENTIONS: dict[str, type[nn.Module]] = {"fused": FusedAttention, "explicit": ExplicitAttention}
+
+
 class Attention(nn.Module):
     """Causal self-attention half of a block, its residual connection included."""
 
@@ -47,12 +69,13 @@ class Attention(nn.Module):
         self.query_key_value = _linear(config.width, 3 * config.width, _INIT_STD)
         self.project = _linear(config.width, config.width, _residual_std(config))
         self.dropout = nn.Dropout(config.dropout)
+        self.attend = _ATTENTIONS[config.attention]()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         samples, tokens, width = x_BTD.shape
         qkv = self.query_key_value(self.norm(x_BTD)).view(samples, tokens, 3, self.heads, width // self.heads)
         q_BHTd, k_BHTd, v_BHTd = qkv.permute(2, 0, 3, 1, 4)
-        y_BHTd = functional.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, is_causal=True)
+        y_BHTd = self.attend(q_BHTd, k_BHTd, v_BHTd)
         y_BTD = y_BHTd.transpose(1, 2).reshape(samples, tokens, width)
         update_BTD: Tensor = self.dropout(self.project(y_BTD))
         return x_BTD + update_BTD

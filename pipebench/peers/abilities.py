@@ -108,7 +108,12 @@ def _torch_sizes(config: RunConfig) -> str:
 
 
 def _torch_recompute(config: RunConfig) -> str:
-    """A split backward calls autograd once for each group of parameters, and each call would recompute the stage."""
+    """A split backward calls autograd once for each group of parameters, and each call would recompute the stage.
+
+    Torch's receives and order are its own, so how much a rank holds is not worked out.
+    """
+    if config.recompute == "budget":
+        return "engine=torch holds what its own order wants, for which no budget is worked out: recompute=budget"
     if config.recompute == "never" or config.schedule not in ("zb_h1", "zb_v"):
         return ""
     return f"engine=torch recomputes a stage many times over in a split backward: schedule={config.schedule}"
@@ -117,14 +122,16 @@ def _torch_recompute(config: RunConfig) -> str:
 def _deepspeed(config: RunConfig, machine: Machine) -> str:
     if config.schedule != "1f1b":
         return f"engine=deepspeed has 1f1b, not schedule={config.schedule}"
-    if config.recompute == "except_last":
-        return "engine=deepspeed recomputes never or always, not recompute=except_last"
+    if config.recompute not in ("never", "always"):
+        return f"engine=deepspeed recomputes never or always, not recompute={config.recompute}"
     return _ragged(config) or _gpu_each(config, machine) or not_installed("deepspeed")
 
 
 def _torchgpipe(config: RunConfig, machine: Machine) -> str:
     if config.schedule != "gpipe":
         return f"engine=torchgpipe has gpipe, not schedule={config.schedule}"
+    if config.recompute not in ("never", "except_last", "always"):
+        return f"engine=torchgpipe recomputes never, except_last or always, not recompute={config.recompute}"
     if config.device == "cuda":
         return "engine=torchgpipe keeps its stages on the CPU here, not device=cuda"
     return _cut_otherwise(config) or not_installed("torchgpipe")
@@ -196,9 +203,11 @@ def _fsdp(config: RunConfig, machine: Machine) -> str:
 
 
 def _no_pipeline(config: RunConfig) -> str:
-    if config.schedule == "gpipe":  # the default: nobody asked for another
-        return ""
-    return f"engine={config.engine} runs no pipeline schedule: schedule={config.schedule}, and it wants gpipe"
+    if config.schedule != "gpipe":  # the default: nobody asked for another
+        return f"engine={config.engine} runs no pipeline schedule: schedule={config.schedule}, and it wants gpipe"
+    if config.recompute == "budget":
+        return f"engine={config.engine} holds one micro-batch, for which no budget is worked out: recompute=budget"
+    return ""
 
 
 def not_installed(package: str) -> str:

@@ -104,11 +104,7 @@ def micro_batches_of_rank(
     numbers = micro_batch_sizes(config.micro, num_ranks)
     first = sum(numbers[:rank])
     mine = range(first, first + numbers[rank])
-    recomputed = {
-        Recompute.NEVER: range(0),
-        Recompute.EXCEPT_LAST: mine[:-1],
-        Recompute.ALWAYS: mine,
-    }[Recompute(config.recompute)]
+    recomputed = {Recompute.EXCEPT_LAST: mine[:-1], Recompute.ALWAYS: mine}.get(Recompute(config.recompute), range(0))
     return [
         MicroBatch(
             index=index,

@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pipebench.activations import stage_activations
 from pipebench.config import RunConfig
-from pipebench.costs import Profile, for_samples, stage_activations, stage_costs, transfer_times
+from pipebench.costs import Profile, for_samples, stage_costs, transfer_times
 from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.errors import LimitError
 from pipebench.grid import K, axes_of
 from pipebench.harness.prepare import Prepared, partition, prepare
 from pipebench.report.cells import mebibytes
@@ -41,13 +43,16 @@ def best_change(config: RunConfig, layers_per_stage: list[int], profile: Profile
     """Return the change that would gain most, None where none is worth it.
 
     `profile` is the point's own (`costs.profile_of`). A schedule that needs more stages than there are layers, or a
-    search, is no candidate.
+    search, is no candidate, nor is what does not keep a budget.
     """
     here = dataclasses.replace(config, partition=list(layers_per_stage))
     now_s, now_bytes = _predicted(here, profile)
     best = None
     for change, changed in _changes(config, here, profile):
-        step_s, num_bytes = _predicted(changed, profile)
+        try:
+            step_s, num_bytes = _predicted(changed, profile)
+        except LimitError:
+            continue
         gain = 1 - step_s / now_s
         if gain > max(WORTH_FRACTION, best.gain_fraction if best else 0.0):
             best = Advice(change, gain, num_bytes, now_bytes)
@@ -98,7 +103,7 @@ def in_words(advice: Advice | None, seen: Seen | None) -> str:
 
 def _changes(config: RunConfig, here: RunConfig, profile: Profile) -> Iterator[tuple[str, RunConfig]]:
     if config.recompute != "never":
-        yield "recompute=never", dataclasses.replace(here, recompute="never")
+        yield "recompute=never", dataclasses.replace(here, recompute="never", recompute_budget=None)
     if 2 * config.micro <= config.batch:
         yield f"micro={2 * config.micro}", dataclasses.replace(here, micro=2 * config.micro)
     yield from _recut(here, profile)
@@ -128,5 +133,7 @@ def _predicted(config: RunConfig, profile: Profile) -> tuple[float, float]:
     profile = for_samples(profile, micro_batch_sizes(config.batch, config.micro)[0])
     prepared: Prepared = prepare(config, profile)
     counts, schedule = prepared.layers_per_stage, with_optimizer(prepared.schedule)
-    trace = simulate(schedule, stage_costs(profile, counts), transfer_times(profile, counts))
-    return trace.makespan_s, max(peak_activation_bytes(schedule, stage_activations(profile.layers, counts)))
+    trace = simulate(schedule, stage_costs(profile, counts, prepared.runs), transfer_times(profile, counts))
+    return trace.makespan_s, max(
+        peak_activation_bytes(schedule, stage_activations(profile.layers, counts, prepared.runs))
+    )

@@ -43,11 +43,18 @@ SCHEDULES: dict[str, Recipe] = {}
 
 
 class Recompute(Enum):
-    """Which micro-batches run their forward again before their backward."""
+    """What runs its forward again: whole stages before their backward, of which micro-batches, or layers inside it."""
 
     NEVER = "never"
     EXCEPT_LAST = "except_last"
     ALWAYS = "always"
+    LAYER = "layer"
+    SELECTIVE = "selective"
+    BUDGET = "budget"
+
+
+IN_ROWS = (Recompute.EXCEPT_LAST, Recompute.ALWAYS)
+"""Settings that put an `R` into the rows; with all others the rows are those of `never`."""
 
 
 def schedule(
@@ -186,9 +193,9 @@ def with_recompute(schedule: Schedule, recompute: Recompute) -> Schedule:
     """Put an `R` right before the backward (or its input gradient) of every micro-batch that `recompute` names.
 
     It waits for nothing from another rank, so it runs while the gradient is still on its way. Raise ScheduleError
-    for rows that hold recomputes of their own.
+    for rows that hold recomputes of their own. What recomputes inside a backward leaves the rows alone.
     """
-    if recompute == Recompute.NEVER:
+    if recompute not in IN_ROWS:
         return schedule
     if Op.RECOMPUTE in schedule.place:
         raise ScheduleError(f"schedule {schedule.name}: has recomputes of its own: expected recompute=never")

@@ -49,6 +49,11 @@ class Task:
         return self.recompute == Recompute.ALWAYS or (self.recompute == Recompute.EXCEPT_LAST and not last)
 
 
+def _own(kept: StageActivations, op: Op) -> float:
+    """Return what an action needs at most above what was there before it, as far as that is known."""
+    return kept.peaks[op].activation_bytes if op in kept.peaks else 0.0
+
+
 def within(num_bytes: float, limit_bytes: float) -> bool:
     """Tell whether bytes keep a limit; sums of bytes that are no whole numbers are only nearly exact."""
     return num_bytes <= limit_bytes * (1 + 1e-9)
@@ -96,7 +101,11 @@ class Board:
         kept = [self.task.activations[own] for own in self.stages[self.rank[stage]]]
         recomputing = self.task.recompute != Recompute.NEVER
         gradient = max(
-            max(one.full_bytes - one.input_bytes if recomputing else 0.0, one.weight_bytes - one.full_bytes)
+            max(
+                one.full_bytes - one.input_bytes if recomputing else 0.0,
+                one.weight_bytes - one.full_bytes,
+                _own(one, I),
+            )
             for one in kept
         )
         other_forward = kept[-1].full_bytes if len(kept) == 2 and stage < self.task.num_ranks else 0.0
@@ -127,9 +136,9 @@ class Board:
         kept = self.task.activations[stage]
         from_forward = kept.input_bytes if self.again[self.count(op, stage)] else kept.full_bytes
         if op == F:
-            return from_forward, from_forward
+            return max(from_forward, _own(kept, F)), from_forward
         after = kept.weight_bytes - from_forward
-        return max(kept.full_bytes - from_forward, after), after
+        return max(kept.full_bytes - from_forward + max(0.0, _own(kept, I)), after), after
 
     def fits(self, op: Op, stage: int, spare: float = 0.0) -> bool:
         """Tell whether the next action of (op, stage) keeps the limit and leaves `spare` bytes."""

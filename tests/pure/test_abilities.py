@@ -93,6 +93,18 @@ def test_torch_recomputes_where_the_backward_is_one_piece(schedule: str, recompu
         ),
         ("engine=deepspeed schedule=gpipe", "engine=deepspeed has 1f1b, not schedule=gpipe"),
         (
+            "engine=torch recompute=budget recompute_budget=1",
+            "engine=torch holds what its own order wants, for which no budget is worked out: recompute=budget",
+        ),
+        (
+            "engine=ddp recompute=budget recompute_budget=1",
+            "engine=ddp holds one micro-batch, for which no budget is worked out: recompute=budget",
+        ),
+        (
+            "engine=torchgpipe recompute=layer",
+            "engine=torchgpipe recomputes never, except_last or always, not recompute=layer",
+        ),
+        (
             "engine=deepspeed schedule=1f1b recompute=except_last",
             "engine=deepspeed recomputes never or always, not recompute=except_last",
         ),

@@ -80,7 +80,7 @@ MODELS = "custom, gpt2_small, hf, mlp, mlp_batch_norm, mlp_classifier, synthetic
         ("stages", "stages: cannot be read: expected KEY=VALUE"),
         # names
         ("schedule=gpip", f"schedule=gpip: expected one of {SCHEDULE_NAMES}, a .csv file (did you mean 'gpipe'?)"),
-        ("recompute=true", "recompute=True: expected one of never, except_last, always"),
+        ("recompute=true", "recompute=True: expected one of never, except_last, always, layer, selective, budget"),
         ("model=mlpp", f"model=mlpp: expected one of {MODELS} (did you mean 'mlp'?)"),
         ("optimizer=sgdd", "optimizer=sgdd: expected one of adam, adamw, sgd (did you mean 'sgd'?)"),
         ("data=teacher", "data=teacher: expected text or custom for model=transformer"),
@@ -124,6 +124,19 @@ MODELS = "custom, gpt2_small, hf, mlp, mlp_batch_norm, mlp_classifier, synthetic
             "trackers=wandb,tensorboard",
             "trackers=wandb,tensorboard: expected one value; points cannot differ in trackers alone",
         ),
+        (
+            "recompute=budget",
+            "recompute_budget=None: expected MiB of activations a rank, above 0, with recompute=budget",
+        ),
+        (
+            "recompute_budget=20",
+            "recompute_budget=20: expected null with recompute=never: only budget keeps one",
+        ),
+        (
+            "recompute=budget recompute_budget=20 schedule=zb_auto",
+            "recompute=budget: expected another setting with schedule=zb_auto, which keeps memory_limit",
+        ),
+        ("model.attention=flash", "model.attention=flash: expected one of fused, explicit"),
         # a few rules of `resolve`, which the next test holds one by one
         ("stages=0", "stages=0: expected a whole number of at least 1"),
         (
@@ -500,8 +513,8 @@ def test_what_is_measured_is_in_the_key(difference: dict[str, Any]) -> None:
 
 def test_settings_that_came_later_leave_the_keys_of_old_points_alone() -> None:
     old = dataclasses.asdict(point())
-    del old["model"]["tied"], old["data"]["sequence"], old["transport"], old["batch_norm"]
-    del old["evaluate_every"], old["evaluate_batch"], old["save"], old["load"]
+    del old["model"]["tied"], old["model"]["attention"], old["transport"], old["batch_norm"], old["recompute_budget"]
+    del old["data"]["sequence"], old["evaluate_every"], old["evaluate_batch"], old["save"], old["load"]
     old["optimizer"] = {"name": "adamw", "lr": 0.001}
     for name in NOT_PART_OF_THE_POINT:
         del old[name]

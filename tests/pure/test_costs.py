@@ -3,18 +3,20 @@
 import dataclasses
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipebench.activations import stage_activations
 from pipebench.compose import compose_grid
 from pipebench.config import RunConfig, resolve
-from pipebench.costs import Profile, for_samples, load_profile, stage_activations, stage_costs, transfer_times
+from pipebench.costs import Profile, for_samples, load_profile, stage_costs, transfer_times
 from pipebench.errors import ConfigError, LimitError
 from pipebench.harness.prepare import prepare
 from pipebench.harness.simulated import simulate_point
 from pipebench.machine import this_machine
-from pipebench.record import LayerProfile, RunResult, write_result
+from pipebench.record import LayerProfile, LayerRun, RunResult, write_result
 from pipebench.rows import row_of, stage_rows
 from pipebench.schedule.action import Op
 from pipebench.schedule.memory import StageActivations
@@ -266,3 +268,20 @@ def test_a_search_may_be_told_how_many_stages_a_rank_has() -> None:
         config = search_point(f"chunks={chunks}")
         prepared = prepare(config, load_profile(config))
         assert prepared.schedule.num_stages == 4 * chunks == len(prepared.layers_per_stage)
+
+
+def test_a_backward_inside_which_layers_run_again_takes_their_forward_longer() -> None:
+    again = (LayerRun.AGAIN, LayerRun.KEEP, LayerRun.SELECTIVE)
+    profile = Profile(replace(LAYERS, selective_s=[0.0, 0.0, 0.25]), [0.0] * 3, Link())
+    plain, longer = stage_costs(profile, [2, 1]), stage_costs(profile, [2, 1], again)
+    assert longer[0, Op.BACKWARD] - plain[0, Op.BACKWARD] == pytest.approx(LAYERS.forward_s[0])
+    assert longer[0, Op.INPUT_GRADIENT] - plain[0, Op.INPUT_GRADIENT] == pytest.approx(LAYERS.forward_s[0])
+    assert longer[1, Op.BACKWARD] - plain[1, Op.BACKWARD] == pytest.approx(0.25)
+    assert all(longer[s, op] == plain[s, op] for s in (0, 1) for op in (Op.FORWARD, Op.WEIGHT_GRADIENT))
+
+
+def test_without_footprints_a_layer_that_runs_again_keeps_its_input_and_needs_the_rest_meanwhile() -> None:
+    [first, second] = stage_activations(LAYERS, [1, 2], [LayerRun.KEEP, LayerRun.AGAIN, LayerRun.AGAIN])
+    assert first == stage_activations(LAYERS, [1, 2])[0]
+    assert second.full_bytes == 16 + 24, "the stage's input and that of its second layer"
+    assert second.peaks[Op.BACKWARD].activation_bytes == 300, "that layer's, on top of both inputs"

@@ -11,14 +11,16 @@ from pipebench.errors import ConfigError, ScheduleError
 from pipebench.metrics import bubble_fraction
 from pipebench.schedule.action import Action, Op, Schedule, Transfer
 from pipebench.schedule.bounds import PassCosts, bubble_bound
-from pipebench.schedule.builders import SCHEDULES, Recompute, with_optimizer, with_optimizer_last
+from pipebench.schedule.builders import IN_ROWS, SCHEDULES, Recompute, with_optimizer, with_optimizer_last
 from pipebench.schedule.catalogue import build
 from pipebench.schedule.memory import peak_in_flight
 from pipebench.schedule.simulate import simulate
 from pipebench.schedule.validate import validate
 
 every_schedule = pytest.mark.parametrize("name", NAMES)
-every_recompute = pytest.mark.parametrize("recompute", list(Recompute), ids=lambda recompute: recompute.value)
+every_recompute = pytest.mark.parametrize(
+    "recompute", [Recompute.NEVER, *IN_ROWS], ids=lambda recompute: recompute.value
+)
 every_size = pytest.mark.parametrize(("num_stages", "num_micro_batches"), GRID)
 
 some_size = st.integers(1, 9)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipebench.errors import ScheduleError
 from pipebench.schedule.action import Op, Schedule
-from pipebench.schedule.builders import SCHEDULES, Recompute, with_recompute
+from pipebench.schedule.builders import IN_ROWS, SCHEDULES, Recompute, with_recompute
 from pipebench.schedule.catalogue import build
 from pipebench.schedule.memory import StageActivations, peak_activation_bytes
 from pipebench.schedule.search import Found, search
@@ -205,7 +205,7 @@ def tasks(draw: st.DrawFn) -> Task:
         [StageActivations(each, draw(st.integers(1, each)), draw(st.integers(0, each))) for each in full],
         least * draw(st.sampled_from([1.0, 1.5, 2.0, 3.0, 8.0])),
         [draw(st.integers(0, 3)) / 2 for _ in stages],
-        draw(st.sampled_from(Recompute)),
+        draw(st.sampled_from([Recompute.NEVER, *IN_ROWS])),
     )
 
 

@@ -192,6 +192,7 @@ def table_rows(**changes: Any) -> list[Row]:
     row |= {"step_ci_low_s": 8.5, "step_ci_high_s": 9.5, "samples_per_s": 2.0, "tokens_per_s": None, "speedup": 1.5}
     row |= {"bubble_fraction": 0.4, "bubble_replayed": 0.35, "bubble_bound": 1 / 3, "peak_memory_bytes": 3 * MIB}
     row |= {"activations_bytes": 1 * MIB, "activations_predicted_bytes": 0.75 * MIB}
+    row |= {"activations_gpipe_bytes": None}
     row |= {f"ledger_{part}": 0.0 for part in PARTS} | {"ledger_compute_s": 6.0, "ledger_fill_and_drain_s": 3.0}
     row |= {"grad_rel_error": 1e-7, "oversubscribed": False, "steady": True, "flags": "", "message": ""}
     return [{**row, **changes}]

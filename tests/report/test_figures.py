@@ -23,6 +23,7 @@ from pipebench.report.figures.ledger import ledger_picture
 from pipebench.report.figures.lines import bubble_picture, throughput_picture
 from pipebench.report.figures.loss import loss_picture
 from pipebench.report.figures.memory import memory_picture
+from pipebench.report.figures.recompute import recompute_picture
 from pipebench.report.sweep import read_sweep
 from pipebench.rounding import largest_drift
 from pipebench.rows import Row
@@ -229,6 +230,41 @@ def test_memory_stands_by_recompute_setting_with_the_model_beside_it() -> None:
     assert bars(picture) == [(0, 4), (4, 4), (0, 2), (2, 6)] * 2
     assert [x for x, _ in lines(picture, marker="D")] == [[5], [1], [5], [1]]
     assert "M=4, recompute=always: peak 8.00, of it activations 2.00 (1.00 predicted)." in picture.alternative
+
+
+def recomputed() -> list[Row]:
+    settings = {"never": (200, 8, None), "layer": (300, 4, None), "budget": (250, 6, 5)}
+    return [
+        row
+        for m in (2, 4)
+        for setting, (step_ms, mebibytes, budget) in settings.items()
+        for row in table_rows(
+            micro=m,
+            recompute=setting,
+            recompute_budget=budget,
+            step_s=step_ms / 1e3,
+            peak_memory_bytes=(10 + mebibytes) * 2**20,
+            activations_bytes=mebibytes * 2**20,
+            activations_gpipe_bytes=(3 + 2 // m) * 2**20,
+        )
+    ]
+
+
+def test_recompute_is_drawn_as_memory_against_time_beside_gpipes_curve() -> None:
+    picture = drawn(recompute_picture(recomputed()))
+    left, right = picture.figure.axes
+    memory, activations = (
+        [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines if len(line.get_xdata()) > 1]
+        for axes in (left, right)
+    )
+    assert memory == [([200, 200], [18, 18]), ([300, 300], [14, 14]), ([250, 250], [16, 16])]
+    assert activations[-1] == ([2, 4], [4, 3])
+    assert {"never", "layer", "budget 5 MiB", "GPipe: O(N + (L/K)(N/M))"} <= set(texts(picture))
+    assert "M=4, budget 5 MiB: 250.0 ms, peak 16.0, activations 6.00 (GPipe 3.00)." in picture.alternative
+
+
+def test_one_setting_alone_has_no_picture_of_recompute() -> None:
+    assert recompute_picture([row for row in recomputed() if row["recompute"] == "layer"]) is None
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipebench.engine.stage import Stage, StageOutput, TensorSpec
+from pipebench.layer import Declared
 from pipebench.schedule.action import Transfer
 from pipebench.values import Value
 
@@ -23,15 +24,21 @@ Message = tuple[int, int, int, int]
 PATIENCE_S = 30.0
 """Longer than any test; a thread that waits so long waits for ever."""
 
-_FORWARD = threading.Lock()
+_FORWARD = threading.RLock()
 
 
 class LockedStage(Stage):
-    """A stage whose forward no other runs beside: processes have a random generator each, threads share one."""
+    """A stage whose forward no other runs beside, nor a layer's second one: threads share one random generator."""
 
     def run(self, value: Value, kept: dict[str, Tensor], step: int, micro_batch: int, again: bool) -> StageOutput:
         with _FORWARD:
             return super().run(value, kept, step, micro_batch, again)
+
+    def run_layer(
+        self, layer: nn.Module, declared: Declared, seed: int, value: Value, kept: dict[str, Tensor]
+    ) -> tuple[Value, Tensor | None]:
+        with _FORWARD:
+            return super().run_layer(layer, declared, seed, value, kept)
 
 
 @dataclass

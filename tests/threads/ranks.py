@@ -25,7 +25,7 @@ from pipebench.engine.update import MakeOptimizer, UpdateRules
 from pipebench.engine.whereabouts import RECORD_BYTES, Whereabouts
 from pipebench.harness.update_rules import tied_on
 from pipebench.models.layers import LayerSequence, Layout, layout_of, skips_between
-from pipebench.record import UpdateRecord
+from pipebench.record import LayerRun, UpdateRecord
 from pipebench.schedule.action import Schedule
 from pipebench.schedule.builders import Recompute, with_recompute
 from pipebench.schedule.catalogue import build as build_schedule
@@ -84,6 +84,7 @@ class Point:
     rows: Schedule | None = None
     data: Callable[[int, int], MiniBatch] | None = None
     deferred: bool = True
+    runs: tuple[LayerRun, ...] = ()
 
     @property
     def schedule(self) -> Schedule:
@@ -97,6 +98,12 @@ class Point:
         sequence = sequence_of(self.model)
         return skips_between(layout_of(sequence), split_uniformly(sequence.num_layers, num_stages))
 
+    def _runs(self, num_layers: int) -> tuple[LayerRun, ...]:
+        """Return those given, or those of the setting; a budget's are every other layer's here."""
+        again, keep, selective = LayerRun.AGAIN, LayerRun.KEEP, LayerRun.SELECTIVE
+        inside = {Recompute.LAYER: (again,), Recompute.BUDGET: (again, keep), Recompute.SELECTIVE: (selective,)}
+        return self.runs or (inside.get(self.recompute, (keep,)) * num_layers)[:num_layers]
+
     def stages(self, layers: list[nn.Module], loss: Callable[[Any, Any], Tensor]) -> list[LockedStage]:
         schedule = self.schedule
         counts = split_uniformly(len(layers), schedule.num_stages)
@@ -106,9 +113,10 @@ class Point:
             is_last = number == schedule.num_stages - 1
             own = layers[first : first + count]
             splits = schedule.splits_backward(number)
+            runs = self._runs(len(layers))[first : first + count]
             sequence = sequence_of(self.model)
             weighed = Loss(loss, sequence.count, sequence.metrics) if is_last else None
-            stages.append(LockedStage(own, first, SEED, CPU, self.autocast, weighed, splits, self.deferred))
+            stages.append(LockedStage(own, first, SEED, CPU, self.autocast, weighed, splits, self.deferred, runs))
         return stages
 
     def bundles(self, stages: list[LockedStage]) -> dict[tuple[int, int], list[Bundle]]:

@@ -29,8 +29,8 @@ from pipebench.harness.gate import plain_gradients
 from pipebench.models import layer_sequence
 from pipebench.models.layers import build_layers
 from pipebench.schedule.action import Op
+from pipebench.schedule.builders import IN_ROWS, Recompute
 from pipebench.schedule.builders import SCHEDULES as ALL_SCHEDULES
-from pipebench.schedule.builders import Recompute
 from pipebench.schedule.memory import StageActivations, peak_activation_bytes
 from pipebench.schedule.search import search
 
@@ -52,7 +52,9 @@ DEEP: dict[str, Model] = {
 NUM_SAMPLES = 11
 
 every_schedule = pytest.mark.parametrize("name", SCHEDULES)
-every_recompute = pytest.mark.parametrize("recompute", list(Recompute), ids=lambda recompute: recompute.value)
+every_recompute = pytest.mark.parametrize(
+    "recompute", [Recompute.NEVER, *IN_ROWS], ids=lambda recompute: recompute.value
+)
 both_models = pytest.mark.parametrize("model", ["transformer", "mlp"])
 
 

@@ -9,12 +9,13 @@ from pipebench.report.figures.ledger import ledger_picture
 from pipebench.report.figures.lines import bubble_picture, throughput_picture
 from pipebench.report.figures.loss import loss_picture
 from pipebench.report.figures.memory import memory_picture
+from pipebench.report.figures.recompute import recompute_picture
 from pipebench.report.figures.rendering import rendered, themed_svg
 
 __all__ = ["Picture", "pictures_of", "rendered", "themed_svg"]
 
 _OF_TRAINING = (loss_picture, drift_picture)
-_OF_ROWS = (schedules_picture, bubble_picture, throughput_picture, ledger_picture, memory_picture)
+_OF_ROWS = (schedules_picture, bubble_picture, throughput_picture, ledger_picture, memory_picture, recompute_picture)
 
 
 def pictures_of(content: Content) -> list[Picture]:

@@ -42,10 +42,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TITLE = "Peak memory of the largest rank"
-_LOOKS = {
+LOOKS = {
     Recompute.NEVER: (PALETTE[0], ""),
     Recompute.EXCEPT_LAST: (PALETTE[1], "///"),
     Recompute.ALWAYS: (PALETTE[2], "xxx"),
+    Recompute.LAYER: (PALETTE[3], "..."),
+    Recompute.SELECTIVE: (PALETTE[4], "\\\\\\"),
+    Recompute.BUDGET: (PALETTE[6], "+++"),
 }
 """Colour and hatch of activations by recompute setting."""
 
@@ -79,7 +82,7 @@ def _end_mib(row: Row) -> float:
 
 def _bar(axes: "Axes", place: float, row: Row) -> None:
     activations_mib, peak_mib = row["activations_bytes"] / MIB, row["peak_memory_bytes"] / MIB
-    colour, hatch = _LOOKS[Recompute(row["recompute"])]
+    colour, hatch = LOOKS[Recompute(row["recompute"])]
     axes.barh(place, activations_mib, BAR_HEIGHT, color=colour, hatch=hatch, edgecolor=PAPER, linewidth=0)
     rest_mib = peak_mib - activations_mib
     axes.barh(place, rest_mib, BAR_HEIGHT, activations_mib, color=PAPER, edgecolor=MUTED, linewidth=0.8)
@@ -96,10 +99,12 @@ def _handles(rows: Sequence[Row]) -> list["Artist"]:
     settings = [setting for setting in Recompute if setting.value in {row["recompute"] for row in rows}]
     handles: list[Artist] = []
     for setting in settings:
-        colour, hatch = _LOOKS[setting]
+        colour, hatch = LOOKS[setting]
         label = "activations" + (f",\nrecompute={setting.value}" if len(settings) > 1 else "")
         handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, label=label))
-    handles.append(Patch(facecolor=PAPER, edgecolor=MUTED, linewidth=0.8, label="parameters, gradients,\noptimizer"))
+    handles.append(
+        Patch(facecolor=PAPER, edgecolor=MUTED, linewidth=0.8, label="parameters, gradients,\noptimizer, transfers")
+    )
     if any(row["activations_predicted_bytes"] is not None for row in rows):
         diamond = Line2D([], [], linestyle="", marker="D", color=INK, markerfacecolor=PAPER, markersize=5)
         diamond.set_label("activations predicted\nby the memory model")
