@@ -252,6 +252,10 @@ class RunConfig:
     transport: str = MISSING
     warmup: int = MISSING
     steps: int = MISSING
+    evaluate_every: int = MISSING
+    evaluate_batch: int | None = MISSING
+    save: bool = MISSING
+    load: str | None = MISSING
     repeats: int = MISSING
     noise_floor: bool = MISSING
     on_failure: str = MISSING
@@ -286,11 +290,18 @@ USUALLY = {
     "recompute_budget": None,
     "model.attention": "fused",
     "model.norm": "layer",
+    "evaluate_every": 0,
+    "evaluate_batch": None,
+    "save": False,
+    "load": None,
     "model.tied": False,
     "data.sequence": None,
     **{f"optimizer.{entry.name}": entry.default for entry in dataclasses.fields(OptimizerConfig)},
 }
 """Keys that came later, with what they were before."""
+
+SAVED_FILE = "saved.json"
+"""What a folder must hold to be loaded; see `saved`."""
 
 RESOLVED_BY_THE_MACHINE = ("device", "threads")
 """Keys whose `auto` becomes what the machine has, so that the same command line has other keys elsewhere."""
@@ -323,8 +334,10 @@ def resolve(config: RunConfig, machine: Machine) -> RunConfig:
     _check_schedule(config)
     device = _resolve_device(config.device, machine)
     threads = _resolve_threads(config, machine)
+    _check_load(config)
     if config.engine == "simulate":
         _check_profile(config)
+        config = dataclasses.replace(config, evaluate_every=0, evaluate_batch=None, save=False, load=None)
     else:  # real runs measure, so that both may stand in one sweep
         config = dataclasses.replace(config, profile=None)
     return dataclasses.replace(config, device=device, threads=threads)
@@ -347,6 +360,8 @@ def key_of(config: RunConfig, apart_from: Collection[str] = ()) -> str:
         point["schedule"] = hashlib.sha256(Path(config.schedule).read_bytes()).hexdigest()
     if config.profile is not None:
         point["profile"] = hashlib.sha256(Path(config.profile).read_bytes()).hexdigest()
+    if config.load is not None:
+        point["load"] = hashlib.sha256((Path(config.load) / SAVED_FILE).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -471,9 +486,14 @@ def _check_resume(config: RunConfig) -> None:
 
 
 def _check_numbers(config: RunConfig) -> None:
-    for key in ("stages", "micro", "replicas", "batch", "warmup", "steps", "repeats"):
+    for key in ("stages", "micro", "replicas", "batch", "steps", "repeats"):
         if getattr(config, key) < 1:
             _fail(key, getattr(config, key), "a whole number of at least 1")
+    for key in ("warmup", "evaluate_every"):
+        if getattr(config, key) < 0:
+            _fail(key, getattr(config, key), "a whole number of at least 0")
+    if config.evaluate_batch is not None and config.evaluate_batch < 1:
+        _fail("evaluate_batch", config.evaluate_batch, "a whole number of at least 1, or null for as many as batch")
     if config.micro > config.batch:
         _fail("micro", config.micro, f"at most {config.batch}, the samples of a mini-batch (batch)")
     if config.replicas != 1:
@@ -512,6 +532,11 @@ def _check_sequence(config: RunConfig) -> None:
     if sequence is not None and not 1 <= sequence <= (longest or sequence):
         most = f"at most model.sequence={longest}" if longest else "at least 1"
         _fail("data.sequence", sequence, f"a whole number of {most}")
+
+
+def _check_load(config: RunConfig) -> None:
+    if config.load is not None and not (Path(config.load) / SAVED_FILE).is_file():
+        _fail("load", config.load, f"null, or a folder that save=true made, with a {SAVED_FILE}")
 
 
 def _check_optimizer(optimizer: OptimizerConfig) -> None:

@@ -127,6 +127,15 @@ class UpdateRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Loss and metrics after so many training steps."""
+
+    step: int
+    loss: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class RankRecord:
     """What one rank delivers. Times of step i are in seconds since step i began, the same moment on all ranks.
 
@@ -135,7 +144,8 @@ class RankRecord:
     that comes from this one; `latency_s` that of an almost empty tensor. `losses` covers every training step, warm-up
     included, on the rank of the last stage. `sent_bytes` are those of a step's tensors for other ranks, None where the
     engine cannot tell. `updates` are those of every training step, None where it only accumulated, on rank 0 of an
-    engine that tells.
+    engine that tells. `first_step` is the number of training steps done before, those of a loaded run. `evaluations`
+    stand on rank 0.
     """
 
     rank: int
@@ -152,6 +162,8 @@ class RankRecord:
     phases_s: dict[str, float]
     sent_bytes: int | None = None
     updates: list[UpdateRecord | None] = field(default_factory=list)
+    first_step: int = 0
+    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +272,15 @@ def transfer_times(result: RunResult) -> list[float]:
 def losses(repeat: Repeat) -> list[float]:
     """Return the loss of every training step, from whichever rank holds the last stage."""
     return next((record.losses for record in repeat.ranks if record.losses), [])
+
+
+def first_step(repeat: Repeat) -> int:
+    """Return how many steps had been trained before the first of these."""
+    return repeat.ranks[0].first_step if repeat.ranks else 0
+
+
+def evaluations(repeat: Repeat) -> list[Evaluation]:
+    return next((record.evaluations for record in repeat.ranks if record.evaluations), [])
 
 
 def write_json(path: Path, content: object) -> None:
@@ -373,6 +394,7 @@ def _repeat_from(content: dict[str, Any]) -> Repeat:
             **{
                 **rank,
                 "memory": StageMemory(**rank["memory"]),
+                "evaluations": [Evaluation(**each) for each in rank.get("evaluations", [])],
                 "spans": [[(start, end, delay) for start, end, delay in step] for step in rank["spans"]],
                 "updates": [update and UpdateRecord(**update) for update in rank.get("updates", [])],
             }

@@ -301,7 +301,7 @@ def _sent_bytes(repeat: Repeat) -> int | None:
 
 def harness_s(repeat: Repeat) -> float:
     """Return what a point cost beyond warm-up, timed steps, profiling and gate: starting, joining, recording."""
-    measuring = ("checking gradients", "warming up", "measuring", "profiling memory")
+    measuring = ("checking gradients", "warming up", "measuring", "profiling memory", "loading", "saving")
     return repeat.wall_s - repeat.profiling_s - sum(repeat.ranks[0].phases_s.get(phase, 0.0) for phase in measuring)
 
 

@@ -7,7 +7,7 @@ neither models nor processes: stages compute, a transport carries.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -85,15 +85,17 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One step on one rank: what tells its spans, and this rank's part of the mini-batch's loss.
+    """One step on one rank: what tells its spans, and this rank's part of the mini-batch's loss and metrics.
 
     The loss is that of the last stage and what layers add to it; None on a rank that has no part in it. `update` is
-    None where the step only accumulated, and where the engine cannot tell.
+    None where the step only accumulated, and where the engine cannot tell. Metrics are known to the last stage's rank,
+    and of an evaluation only.
     """
 
     spans: TellSpans
     loss: float | None
     update: UpdateRecord | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Executor:
@@ -101,7 +103,7 @@ class Executor:
 
     `stages` are this rank's stages by number; `bundles` say what passes between each of them and
     its sources and targets. `update` is None where the rows have no `O`. `whereabouts` is told of every
-    action, for whoever asks why a rank hangs.
+    action, for whoever asks why a rank hangs. Where the schedule has forwards alone, nothing of them is kept.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Executor:
         self._rank = rank
         self._last_stage = schedule.num_stages - 1
         self._num_micro_batches = schedule.num_micro_batches
+        self._goes_back = _goes_back(schedule)
         self._stages = stages
         self._adds_to_loss = any(stage.has_auxiliary_loss for stage in stages.values())
         self._update = update
@@ -145,14 +148,36 @@ class Executor:
         StageError, which names rank and action, for whatever goes wrong.
         """
         sizes = micro_batch_sizes(num_samples, self._num_micro_batches)
+        return self.run_pass(step, inputs, targets, sizes, num_samples, self.count(targets), loss_factor)
+
+    def count(self, targets: Value | None) -> int:
+        """Return how many things the loss would be the mean of; 0 where the last stage lives elsewhere."""
+        last = self._stages.get(self._last_stage)
+        return 0 if last is None or last.loss is None else int(last.loss.count(targets))
+
+    def run_pass(
+        self,
+        step: int,
+        inputs: Value | None,
+        targets: Value | None,
+        sizes: Sequence[int],
+        num_samples: int,
+        num_counted: int,
+        loss_factor: float,
+    ) -> StepOutcome:
+        """Run the row once on micro-batches of these sizes, a part of or all of a mini-batch.
+
+        That one has `num_samples`, and its loss is the mean of `num_counted` things (see `count`).
+        """
         self._step = step
         self._inputs = split(inputs, sizes) if inputs is not None else ()
         self._targets = split(targets, sizes) if targets is not None else ()
-        self._weigh(sizes, num_samples, loss_factor)
+        self._weigh(sizes, num_samples, num_counted, loss_factor)
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._put_off: dict[tuple[int, int], Any] = {}
         self._handed_over: dict[tuple[Action, Action], Sequence[Tensor]] = {}
         self._losses: list[Tensor] = []
+        self._metrics = defaultdict[str, list[Tensor]](list)
         for post in self._posted_at_first:
             self._transport.post(*post)
         for planned in self._plan:
@@ -163,16 +188,13 @@ class Executor:
                 raise StageError(f"rank {self._rank} failed at {planned.action}: {told}") from error
         self._transport.finish()
         self._whereabouts.between()
+        self._inputs = self._targets = ()
         spans = self._stopwatch.step_done(self._rank, self._actions)
-        return StepOutcome(spans, self._loss())
+        loss = _summed(self._losses) if self._losses else None  # the host asks for it once a step
+        metrics = {name: _summed(values) for name, values in self._metrics.items()}
+        return StepOutcome(spans, loss, metrics=metrics)
 
-    def _loss(self) -> float | None:
-        """Return this rank's part of the mini-batch's loss; the host asks for it once a step."""
-        if not self._losses:
-            return None
-        return float(torch.stack(self._losses).sum())
-
-    def _weigh(self, sizes: Sequence[int], num_samples: int, loss_factor: float) -> None:
+    def _weigh(self, sizes: Sequence[int], num_samples: int, num_counted: int, loss_factor: float) -> None:
         """Set what each micro-batch's loss counts: its share of what the loss is a mean of, or of the samples.
 
         With the gradients that backwards start from: on the device at once, for a copy in each backward would make the
@@ -181,11 +203,11 @@ class Executor:
         self._counts: Sequence[int] = ()
         last = self._stages.get(self._last_stage)
         if last is not None and last.loss is not None:
-            self._counts = [int(last.loss.count(target)) for target in self._targets]
-            whole = sum(self._counts)
-            if whole == 0:
+            self._counts = [self.count(target) for target in self._targets]
+            if num_counted == 0:
                 raise StageError(f"rank {self._rank}: there is nothing in the mini-batch of step {self._step} to learn")
-            self._weights, self._loss_gradients = self._on_device([n / whole for n in self._counts], loss_factor)
+            shares = [count / num_counted for count in self._counts]
+            self._weights, self._loss_gradients = self._on_device(shares, loss_factor)
         if self._adds_to_loss:
             shares = [size / num_samples for size in sizes]
             self._shares, self._auxiliary_gradients = self._on_device(shares, loss_factor)
@@ -233,8 +255,9 @@ class Executor:
             for tensor, learns in zip(received, planned.inputs_learn, strict=True):
                 tensor.requires_grad_(learns)
             held = _InFlight(received, [])
-        self._in_flight[stage, m] = held
-        if planned.recomputed:
+        if self._goes_back:
+            self._in_flight[stage, m] = held
+        if planned.recomputed or not self._goes_back:
             with torch.no_grad():
                 output = self._compute(planned, held, again=False)
         else:
@@ -261,7 +284,11 @@ class Executor:
         output = stage.run(value, kept, self._step, m, again)
         if number < self._last_stage:
             return output
-        return StageOutput(stage.loss_of(output.value, self._targets[m]), {}, output.auxiliary)
+        target = self._targets[m]
+        if not self._goes_back and self._counts[m]:
+            for name, value in stage.metrics_of(output.value, target).items():
+                self._metrics[name].append(value * self._weights[m])
+        return StageOutput(stage.loss_of(output.value, target), {}, output.auxiliary)
 
     def _hold(self, planned: _Planned, held: _InFlight, output: StageOutput) -> None:
         """Keep where the backward will start; not at the mean of nothing, which is no number."""
@@ -305,6 +332,15 @@ class Executor:
         assert self._update is not None
         self._update.step(planned.action.stage)
         return []
+
+
+def _summed(values: Sequence[Tensor]) -> float:
+    return float(torch.stack(list(values)).sum())
+
+
+def _goes_back(schedule: Schedule) -> bool:
+    """Tell whether forwards have a backward; those of an evaluation have none."""
+    return Op.BACKWARD in schedule.place or Op.INPUT_GRADIENT in schedule.place
 
 
 def _gradients_of(held: _InFlight) -> list[Tensor]:
@@ -424,7 +460,7 @@ def _posts(
         for place, message in enumerate(arriving):
             needed[message.consumer][source] = place + 1
     num_posted = dict.fromkeys(incoming, 0)
-    most_in_flight = peak_in_flight(schedule)[rank]
+    most_in_flight = peak_in_flight(schedule)[rank] if _goes_back(schedule) else 0
     in_flight = num_done = 0
 
     def ahead(source: int, num_needed: int) -> Iterator[_Post]:

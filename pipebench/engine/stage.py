@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,14 @@ from pipebench.values import Value, num_samples, tensors_of
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """`mean(output, target)` is a mean over `count(target)` things, see `models.layers.LayerSequence`."""
+    """`mean(output, target)` is a mean over `count(target)` things, see `models.layers.LayerSequence`.
+
+    So are `metrics`, which an evaluation tells besides.
+    """
 
     mean: Callable[[Any, Any], Tensor]
-    count: Callable[[Value], Tensor | int] = num_samples
+    count: Callable[[Any], Tensor | int] = num_samples
+    metrics: Mapping[str, Callable[[Any, Any], Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,10 @@ class Stage:
         assert self.loss is not None, "only the last stage has a loss"
         with self._precision():
             return self.loss.mean(output, target)
+
+    def metrics_of(self, output: Any, target: Any) -> dict[str, Tensor]:
+        assert self.loss is not None, "only the last stage has metrics"
+        return {name: mean(output, target) for name, mean in self.loss.metrics.items()}
 
     def output_specs(self, arriving: Sequence[Bundle]) -> Bundle:
         """Return what leaves the stage, all skips included, computing nothing.

@@ -20,7 +20,7 @@ class RankJob:
 
     `runs` say of each layer of the model whether its forward runs again inside its backward. `cores` is empty when
     there are not enough to give every rank its own; `model_bytes` are the weights of the whole model; `store` is a file
-    through which the ranks find each other.
+    through which the ranks find each other, and `save_in` the folder to save what was trained in, "" for nowhere.
     """
 
     config: RunConfig
@@ -31,6 +31,7 @@ class RankJob:
     rank: int
     cores: tuple[int, ...]
     store: str
+    save_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)

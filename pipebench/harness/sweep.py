@@ -43,6 +43,7 @@ from pipebench.peers.abilities import follows_rows, num_processes, threads_each,
 from pipebench.record import FORMAT, LayerProfile, Repeat, RunResult, write_json, write_result
 from pipebench.render import chrome_trace
 from pipebench.rows import COMPARABLE, FAILED, largest_gradient_error, median_step
+from pipebench.saved import check_loadable
 from pipebench.schedule.action import Op, Row, Schedule
 from pipebench.schedule.builders import Recompute, with_optimizer, with_skips
 from pipebench.schedule.catalogue import ZB_AUTO
@@ -121,11 +122,13 @@ class Plan:
 
 
 def plan_sweep(points: Sequence[RunConfig], swept: Sequence[str], name: str) -> Plan:
-    """Number resolved points by their key; equal ones run once. Raise ConfigError for an unusable profile."""
+    """Number resolved points by their key; equal ones run once. Raise ConfigError for an unusable profile or save."""
     distinct = {key_of(point): point for point in points}
     for point in distinct.values():
         if point.engine == "simulate":
             load_profile(point)
+        if point.load is not None:
+            check_loadable(point)
     references = {key: _reference(point) for key, point in distinct.items()}
     reference_of = {key: key_of(reference) for key, reference in references.items()}
     missing = {key_of(r): r for r in references.values() if key_of(r) not in distinct}
@@ -211,7 +214,8 @@ def _run_point(running: _Running, key: str, round_number: int) -> None:
     running.observer.point_started(config, round_number)
     result = standing.results.get(key) or _unmeasured(key, config, running.environment)
     try:
-        standing.results[key] = _run_flagged(result, running.known, running.observer)
+        save_in = _saved_folder(running.folder, key) if config.save else ""
+        standing.results[key] = _run_flagged(result, running.known, running.observer, save_in)
     except KeyboardInterrupt:
         if key not in standing.results:
             message = "the sweep was stopped while this point ran"
@@ -283,6 +287,16 @@ def point_folder(folder: Path, key: str) -> Path:
     return folder / "runs" / key
 
 
+def _saved_folder(folder: Path, key: str) -> str:
+    """Make and return where a point's training is saved."""
+    place = own(folder, point_folder(folder, key) / "saved")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResultError(f"{place}: cannot be written: {error.strerror or error}") from error
+    return str(place.absolute())
+
+
 def _own_point_folder(folder: Path, key: str) -> Path:
     """Return where a point's files are written; a file there is replaced, a link to a folder would be followed."""
     return own(folder, point_folder(folder, key))
@@ -301,6 +315,10 @@ def _reference(point: RunConfig) -> RunConfig:
         recompute_budget=None,
         partition="uniform",
         transport="auto",
+        evaluate_every=0,
+        evaluate_batch=None,
+        save=False,
+        load=None,
         engine="simulate" if point.engine == "simulate" else "pipebench",
         profile=point.profile if point.engine == "simulate" else None,
     )
@@ -325,13 +343,13 @@ def _is_oversubscribed(config: RunConfig) -> bool:
     return ranks_per_device(config, machine.this_machine()) > 1
 
 
-def _run_flagged(result: RunResult, known: Known, observer: Observer) -> RunResult:
-    """Run the point once more, and note what disturbed it."""
+def _run_flagged(result: RunResult, known: Known, observer: Observer, save_in: str = "") -> RunResult:
+    """Run the point once more, save what it trained in a folder if one is named, and note what disturbed it."""
     config = result.config
     if config.engine == "simulate":
         return _run_once(result, known, observer)
     before = read_conditions(config.device)
-    measured = _run_once(result, known, observer)
+    measured = _run_once(result, known, observer, save_in)
     found = flags_between(before, read_conditions(config.device), _cores_wanted(config), os.cpu_count() or 1)
     return dataclasses.replace(measured, flags=merged(result.flags, found))
 
@@ -354,7 +372,7 @@ def _cores_wanted(config: RunConfig) -> int:
     return config.stages * (1 if config.device == "cuda" else int(config.threads))
 
 
-def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
+def _run_once(result: RunResult, known: Known, observer: Observer, save_in: str = "") -> RunResult:
     """Measure the point with one more fresh group, or simulate it; a failure becomes its status and message."""
     began = time.perf_counter()
     config = result.config
@@ -377,7 +395,7 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
         reason = why_too_large(config, memory, machine.capacity())
         if reason and not config.force:
             return dataclasses.replace(result, status="skipped", message=reason)
-        delivered = run_ranks(MEASURE_RANK, config, prepared, layers, observer.progress)
+        delivered = run_ranks(MEASURE_RANK, config, prepared, layers, observer.progress, save_in)
     except GroupError as error:
         return dataclasses.replace(result, status=error.status, message=str(error), failure=error.failure)
     except (PointError, ScheduleError) as error:
@@ -398,11 +416,16 @@ def _run_once(result: RunResult, known: Known, observer: Observer) -> RunResult:
 
 
 def run_ranks(
-    work: str, config: RunConfig, prepared: Prepared, layers: LayerProfile, on_progress: OnProgress
+    work: str,
+    config: RunConfig,
+    prepared: Prepared,
+    layers: LayerProfile,
+    on_progress: OnProgress,
+    save_in: str = "",
 ) -> list[Any]:
     """Run `work(job, report)` once for each rank of a point, in a fresh group, and return what the ranks deliver."""
     with scratch() as folder:
-        jobs = _jobs(config, prepared, layers, str(folder / "store"))
+        jobs = _jobs(config, prepared, layers, str(folder / "store"), save_in)
         trained = with_optimizer(prepared.schedule)
         return run_group(work, jobs, config.device, on_progress, limits_of(config), folder, trained)
 
@@ -479,7 +502,11 @@ def limits_of(config: RunConfig) -> Limits:
     point_s, progress_s = (
         None if limit == "auto" else limit for limit in (config.point_limit_s, config.progress_limit_s)
     )
-    return Limits(point_s, progress_s, config.warmup + config.steps)
+    num_steps = config.warmup + config.steps
+    evaluated = num_steps // config.evaluate_every + 1 if config.evaluate_every else 0
+    return Limits(
+        point_s, progress_s, num_steps + evaluated * -(-(config.evaluate_batch or config.batch) // config.batch)
+    )
 
 
 @contextlib.contextmanager
@@ -493,12 +520,12 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: str) -> list[RankJob]:
+def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: str, save_in: str) -> list[RankJob]:
     cores = _cores_of(threads_each(config), num_processes(config))
     model_bytes = sum(layers.parameter_bytes)
     counts = tuple(prepared.layers_per_stage)
     return [
-        RankJob(config, prepared.schedule, counts, prepared.runs, model_bytes, rank, cores[rank], store)
+        RankJob(config, prepared.schedule, counts, prepared.runs, model_bytes, rank, cores[rank], store, save_in)
         for rank in range(num_processes(config))
     ]
 

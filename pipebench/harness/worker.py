@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,18 +23,20 @@ from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import specs_between
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.optimizer import make_optimizer
-from pipebench.engine.pipeline import layers_of
+from pipebench.engine.pipeline import Pipeline, layers_of
 from pipebench.engine.shared_memory import Room
 from pipebench.engine.stage import Bundle, Bundles, Loss, Stage, TensorSpec
 from pipebench.engine.stopwatch import CudaStopwatch, HostStopwatch
 from pipebench.engine.transport import Transport
-from pipebench.engine.update import UpdateRules, probe_scale
+from pipebench.engine.update import LossScale, UpdateRules, probe_scale
 from pipebench.engine.whereabouts import Whereabouts
 from pipebench.errors import LossError
+from pipebench.harness.evaluating import Evaluations
 from pipebench.harness.gate import largest_error, plain_gradients
 from pipebench.harness.jobs import RankJob
 from pipebench.harness.launch import Progress, Report
 from pipebench.harness.memory import measure_memory, peak_rss_bytes, reset_peaks
+from pipebench.harness.saving import load_layers, save_layer
 from pipebench.harness.setting import autocast_of, claim_cores
 from pipebench.harness.update_rules import update_rules
 from pipebench.harness.wire import EMPTY_TENSOR, carrier_of, join_group, one_way_time, transport_between
@@ -42,7 +45,9 @@ from pipebench.models.layers import LayerSequence, build_layers, layout_of, skip
 from pipebench.peers.abilities import follows_rows, num_processes
 from pipebench.peers.protocol import Engine, Parts
 from pipebench.peers.registry import build_engine
+from pipebench.peers.single import SingleProcess
 from pipebench.record import RankRecord, UpdateRecord
+from pipebench.saved import SavedLayer, read_saved, saved_after, write_saved
 from pipebench.schedule.action import Row
 from pipebench.values import tensors_of
 
@@ -65,7 +70,12 @@ def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
         engine, transport = bench.build_engine(device)
     with phases("checking gradients"):
         error = bench.gradient_error(engine, device) if config.gate == "on" else None
-    run = Steps(engine, bench.mini_batch, device, phases)
+    first_step = 0
+    if config.load is not None:
+        with phases("loading"):
+            first_step = bench.load(engine, Path(config.load))
+    evaluations = bench.evaluations(engine, device)
+    run = Steps(engine, bench.mini_batch, device, phases, first_step, evaluations.after)
     with phases("warming up"):
         warmup_s, steady = run.until_steady(config.warmup)
     with phases("timing transfers"):
@@ -74,6 +84,10 @@ def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
     with phases("measuring"), garbage_frozen():
         step_s, spans = run.timed(config.steps)
     rss = peak_rss_bytes()
+    evaluations.after_last(run.step)
+    if job.save_in:
+        with phases("saving"):
+            bench.save(engine, Path(job.save_in), run.step, phases)
     with phases("profiling memory"):
         batch = bench.mini_batch(run.step).to(str(device))
         memory = measure_memory(
@@ -100,6 +114,8 @@ def measure_rank(job: RankJob, report: Report) -> tuple[RankRecord, Row]:
         peak_rss_bytes=rss,
         phases_s=phases.seconds,
         sent_bytes=engine.sent_bytes,
+        first_step=first_step,
+        evaluations=evaluations.found if rank == 0 else [],
         updates=run.updates if rank == 0 and any(run.updates) else [],
     )
     return record, run.row
@@ -134,6 +150,9 @@ class Phases:
     def step_done(self, done: int, total: int, step_s: float) -> None:
         self._report(Progress(self._name, done, total, step_s))
 
+    def layer_done(self, done: int, total: int) -> None:
+        self._report(Progress(self._name, done, total))
+
 
 class Bench:
     """One rank's share of a point, before any engine: what to build and what to check it against."""
@@ -166,7 +185,7 @@ class Bench:
         numbers = job.schedule.stages_of_rank(job.rank) if pipelined else range(job.schedule.num_stages)
         stages = self._build_stages(numbers, device)
         if pipelined:
-            self._bundles = self._agree_on_bundles(stages, str(device))
+            self._bundles = self._agree_on_bundles(stages, str(device), self._sizes)
         return Parts(
             job.config,
             job.schedule,
@@ -179,6 +198,7 @@ class Bench:
             self._transport(device),
             CudaStopwatch() if device.type == "cuda" else HostStopwatch(),
             self._whereabouts,
+            partial(self._agree_on_bundles, stages, str(device)),
         )
 
     def _build_stages(self, numbers: Sequence[int], device: torch.device) -> dict[int, Stage]:
@@ -201,7 +221,7 @@ class Bench:
             config.seed,
             device,
             autocast_of(config),
-            Loss(self._model.loss, self._model.count) if is_last else None,
+            Loss(self._model.loss, self._model.count, self._model.metrics) if is_last else None,
             job.schedule.splits_backward(number),
             config.batch_norm == "deferred" and config.engine in OWN_LOOPS,
             job.runs[first : first + len(layers)],
@@ -231,6 +251,34 @@ class Bench:
             parameter.grad = None
         return error
 
+    def evaluations(self, engine: Engine, device: torch.device) -> Evaluations:
+        return Evaluations(engine, self._job.config, self._model.metrics, device)
+
+    def save(self, engine: Engine, folder: Path, step: int, phases: Phases) -> None:
+        """Write this rank's layers, and on rank 0 what is to be said of all of them after so many training steps."""
+        config, layout = self._job.config, layout_of(self._model)
+        waiting = engine.gradients() if step % config.optimizer.accumulate else {}
+        for done, (index, layer) in enumerate(engine.layers.items(), start=1):
+            written = save_layer(folder, index, layer, engine.optimizers, waiting.get(index, ()), layout)
+            self._store.set(f"saved layer {index}", written)
+            phases.layer_done(done, len(engine.layers))
+        if self._job.rank == 0:
+            hashes = [self._store.get(f"saved layer {index}").decode() for index in range(len(layout.names))]
+            layers = [SavedLayer(*each) for each in zip(layout.names, hashes, strict=True)]
+            saved, scale = saved_after(step, config, layers), _loss_scale(engine)
+            if scale is not None:
+                saved = dataclasses.replace(saved, loss_scale=scale.value, num_good=scale.num_good)
+            write_saved(folder, saved)
+
+    def load(self, engine: Engine, folder: Path) -> int:
+        """Set what this rank holds to what was saved; return how many steps had been trained."""
+        saved = read_saved(folder)
+        load_layers(folder, saved, engine.layers, engine.optimizers, layout_of(self._model))
+        scale = _loss_scale(engine)
+        if scale is not None and scale.dynamic and saved.loss_scale is not None:
+            scale.value, scale.num_good = saved.loss_scale, saved.num_good
+        return saved.step
+
     def _owners(self) -> list[int]:
         """Return the rank of each layer; the first where all hold all."""
         if not follows_rows(self._job.config):
@@ -259,25 +307,29 @@ class Bench:
                     times[stage] = (whole, empty)
         return [whole for whole, _ in times.values()], [empty for _, empty in times.values()]
 
-    def _agree_on_bundles(self, stages: Mapping[int, Stage], device: str) -> Bundles:
-        """Learn what passes around this rank's stages: whoever owns a stage works out what leaves it and tells."""
-        distinct = sorted(set(self._sizes))
-        place = [distinct.index(size) for size in self._sizes]
+    def _agree_on_bundles(self, stages: Mapping[int, Stage], device: str, sizes: Sequence[int]) -> Bundles:
+        """Learn what passes around this rank's stages: whoever owns a stage works out what leaves it and tells.
+
+        The whole group calls this, for micro-batches of the same `sizes`.
+        """
+        distinct = sorted(set(sizes))
+        place = [distinct.index(size) for size in sizes]
+        name = f"{device[:4]} bundles of {distinct}"
         schedule, names = self._job.schedule, skips_between(layout_of(self._model), self._job.layers_per_stage)
         bundles: dict[tuple[int, int], list[Bundle]] = {}
         for number, stage in sorted(stages.items()):
             edges = [(source, number) for source in schedule.sources_of(number) or [-1]]
-            arriving = [self._told(edge, device) if number else self._arriving_first(distinct) for edge in edges]
+            arriving = [self._told(name, edge) if number else self._arriving_first(distinct) for edge in edges]
             leaving = [stage.output_specs(of_size) for of_size in zip(*arriving, strict=True)]
             bundles |= dict(zip(edges, arriving, strict=True))
             for target in schedule.targets_of(number) or [number + 1]:
                 edge = (number, target)
                 bundles[edge] = [whole.part(target == number + 1, names.get(edge, ())) for whole in leaving]
-                self._store.set(f"{device[:4]} bundle {edge}", _bundles_to_text(bundles[edge]))
+                self._store.set(f"{name} {edge}", _bundles_to_text(bundles[edge]))
         return {edge: [of_size[i] for i in place] for edge, of_size in bundles.items()}
 
-    def _told(self, edge: tuple[int, int], device: str) -> list[Bundle]:
-        return _bundles_from(self._store.get(f"{device[:4]} bundle {edge}"))
+    def _told(self, name: str, edge: tuple[int, int]) -> list[Bundle]:
+        return _bundles_from(self._store.get(f"{name} {edge}"))
 
     def _arriving_first(self, sizes: Sequence[int]) -> list[Bundle]:
         """Return what the mini-batch gives the first stage, for micro-batches of these sizes."""
@@ -318,12 +370,21 @@ class Bench:
 
 
 class Steps:
-    """Runs training steps that all ranks begin at the same agreed moment; `row` are the actions of a step's spans."""
+    """Runs training steps that all ranks begin at the same agreed moment; `row` are the actions of a step's spans.
+
+    `step` counts all of training, from `first_step`; `after` is called with it after each step, outside of its time.
+    """
 
     def __init__(
-        self, engine: Engine, mini_batch: Callable[[int], MiniBatch], device: torch.device, phases: Phases
+        self,
+        engine: Engine,
+        mini_batch: Callable[[int], MiniBatch],
+        device: torch.device,
+        phases: Phases,
+        first_step: int = 0,
+        after: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self.step = 0
+        self.step = first_step
         self.losses: list[float] = []
         self.updates: list[UpdateRecord | None] = []
         self.row = Row(())
@@ -331,6 +392,7 @@ class Steps:
         self._mini_batch = mini_batch
         self._device = device
         self._phases = phases
+        self._after = after
         self._margin_s = 0.002 * (1 + dist.get_world_size())
 
     def until_steady(self, most: int) -> tuple[list[float], bool]:
@@ -373,6 +435,7 @@ class Steps:
         if not self.row:
             self.row = Row(span.action for span in spans)
         since_began = [(span.start_s - began, span.end_s - began, span.delay_s) for span in spans]
+        self._after(self.step)
         return slowest, own, since_began
 
     def _agreed_start(self) -> float:
@@ -418,6 +481,11 @@ def _whole_model_fits(job: RankJob, device: torch.device) -> bool:
     free, _ = torch.cuda.mem_get_info()
     misses = 1.0 if job.rank == 0 and 3 * job.model_bytes > free else 0.0
     return _largest(misses) == 0.0
+
+
+def _loss_scale(engine: Engine) -> LossScale | None:
+    assert isinstance(engine, Pipeline | SingleProcess), "abilities let no other engine come here"
+    return engine.update.loss_scale
 
 
 def _parameters(engine: Engine) -> list[nn.Parameter]:

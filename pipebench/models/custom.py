@@ -31,7 +31,7 @@ def custom(config: CustomConfig) -> LayerSequence:
         return [layers[index] for index in indices]
 
     loss = loss_named(config.loss)
-    return LayerSequence(config.num_layers, build, loss.mean, loss.count)
+    return LayerSequence(config.num_layers, build, loss.mean, loss.count, loss.metrics)
 
 
 def all_layers(config: CustomConfig, seed: int) -> list[nn.Module]:

@@ -102,7 +102,7 @@ def hf(config: HfConfig) -> LayerSequence:
         layers = layers_of(whole_model(config))
         return [layers[index] for index in indices]
 
-    return LayerSequence(config.num_layers, build, next_token.mean, next_token.count)
+    return LayerSequence(config.num_layers, build, next_token.mean, next_token.count, next_token.metrics)
 
 
 def with_defaults(config: HfConfig) -> HfConfig:

@@ -1,7 +1,7 @@
 """What a model is to the bench: layers (see `pipebench.layer`) that can be built apart from one another, and a loss."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipebench.errors import ConfigError
 from pipebench.layer import declared_by
 from pipebench.seeds import Purpose, seed_of
-from pipebench.values import Value, num_samples
+from pipebench.values import num_samples
 
 Loss = Callable[[Any, Any], Tensor]
 """(output, target) to the mean over what `LayerSequence.count` counts."""
@@ -23,13 +23,15 @@ class LayerSequence:
 
     `build(indices, seed)` makes some of its layers anew, with weights that depend on the seed and the model alone.
     `loss(output, target)` is a mean over `count(target)` things: samples, or what else a mini-batch's loss is the mean
-    of, such as tokens that are no padding; it may be anything where that count is 0.
+    of, such as tokens that are no padding; it may be anything where that count is 0. So are `metrics`, what an
+    evaluation tells besides the loss.
     """
 
     num_layers: int
     build: Callable[[Sequence[int], int], list[nn.Module]]
     loss: Loss
-    count: Callable[[Value], Tensor | int] = num_samples
+    count: Callable[[Any], Tensor | int] = num_samples
+    metrics: Mapping[str, Loss] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,4 +37,4 @@ def mlp(config: MlpConfig) -> LayerSequence:
         partial(Linear, config.width, config.outputs),
     )
     loss = {"regression": mean_squared_error, "classification": cross_entropy}[config.task]
-    return LayerSequence(config.num_layers, one_by_one(makers), loss.mean, loss.count)
+    return LayerSequence(config.num_layers, one_by_one(makers), loss.mean, loss.count, loss.metrics)

@@ -115,7 +115,7 @@ class Head(nn.Module):
 def transformer(config: TransformerConfig) -> LayerSequence:
     blocks = (partial(Attention, config), partial(FeedForward, config)) * config.layers
     makers = (partial(Embedding, config), *blocks, partial(Head, config))
-    return LayerSequence(config.num_layers, one_by_one(makers), next_token.mean, next_token.count)
+    return LayerSequence(config.num_layers, one_by_one(makers), next_token.mean, next_token.count, next_token.metrics)
 
 
 def _residual_std(config: TransformerConfig) -> float:

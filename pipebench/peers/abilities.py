@@ -20,6 +20,8 @@ ONE_DEVICE = ("single",)
 WHOLE_MODEL = (*ONE_PROCESS, "ddp", "fsdp")
 """Engines that follow no rows of a schedule: each of their processes is given all layers."""
 
+SAVES = ("single",)
+"""Engines of other kinds whose layers and optimizers can be saved and loaded as those of the built-in one."""
 OWN_UPDATE = ("single",)
 """Engines of other kinds that update as the built-in one does."""
 
@@ -52,7 +54,7 @@ def why_not(config: RunConfig, machine: Machine) -> str:
     """Return why this engine cannot run the point, in one line; "" where it can."""
     if config.engine not in _REASONS:
         return ""
-    return _REASONS[config.engine](config, machine) or _updates_otherwise(config)
+    return _REASONS[config.engine](config, machine) or _updates_otherwise(config) or _trains_only(config)
 
 
 ONE_TENSOR = ("torch", "deepspeed", "torchgpipe")
@@ -141,6 +143,16 @@ def _cut_otherwise(config: RunConfig) -> str:
     pieces = [min(size, config.batch - start) for start in range(0, config.batch, size)]
     ours = micro_batch_sizes(config.batch, config.micro)
     return "" if pieces == ours else f"engine={config.engine} cuts batch={config.batch} into {pieces}, not {ours}"
+
+
+def _trains_only(config: RunConfig) -> str:
+    """Tell what an engine lacks that does no more here than train."""
+    if config.evaluate_every:
+        return f"engine={config.engine} evaluates nothing: evaluate_every={config.evaluate_every}, and it wants 0"
+    if (config.save or config.load is not None) and config.engine not in SAVES:
+        key, value = ("save", config.save) if config.save else ("load", config.load)
+        return f"engine={config.engine} neither saves nor loads: {key}={value}; pipebench and single do"
+    return ""
 
 
 def _updates_otherwise(config: RunConfig) -> str:

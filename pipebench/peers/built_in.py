@@ -1,5 +1,6 @@
 """This project's own engine among the others."""
 
+from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.engine.pipeline import Pipeline
 from pipebench.peers.protocol import Parts
 
@@ -15,4 +16,6 @@ def build(parts: Parts) -> Pipeline:
         parts.transport,
         parts.stopwatch,
         parts.whereabouts,
+        micro_batch_sizes(parts.config.batch, parts.config.micro)[0],
+        parts.bundles_for,
     )

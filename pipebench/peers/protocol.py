@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pipebench.config import RunConfig
 from pipebench.data.batch import MiniBatch
 from pipebench.engine.executor import StepOutcome
+from pipebench.engine.pipeline import BundlesFor
 from pipebench.engine.stage import Bundles, Stage
 from pipebench.engine.stopwatch import Stopwatch
 from pipebench.engine.transport import Transport
@@ -25,8 +26,8 @@ class Parts:
     `stages` are those this process is to hold, by number, on its device: the rank's own where rows of a schedule say
     so, all of them for the engines that get the whole model. `bundles` say what passes between the stages held and
     their sources and targets, the mini-batch (from stage -1) and the last stage's output (to the stage after it)
-    included. `make_optimizer` builds the configured optimizer, `rules` say what happens to gradients before it
-    steps.
+    included; `bundles_for` says the same of micro-batches of other sizes.
+    `make_optimizer` builds the configured optimizer, `rules` say what happens to gradients before it steps.
     `transport` joins the ranks as the rows want it; `whereabouts` is told of every action by whoever can.
     """
 
@@ -41,6 +42,7 @@ class Parts:
     transport: Transport
     stopwatch: Stopwatch
     whereabouts: Whereabouts
+    bundles_for: BundlesFor
 
 
 class Engine(Protocol):

@@ -25,15 +25,15 @@ class SingleProcess:
         self.sent_bytes: int | None = 0
         self._parts = parts
         self._model = WholeModel(parts.stages)
-        self._update = Update(parts.rules, {0: list(self._model.parameters())}, parts.make_optimizer)
-        self.optimizers = list(self._update.optimizers.values())
+        self.update = Update(parts.rules, {0: list(self._model.parameters())}, parts.make_optimizer)
+        self.optimizers = list(self.update.optimizers.values())
         in_turn = build_schedule("naive", 1, parts.config.micro)
         self._accumulated, self._trained = in_turn.rows[0], with_optimizer(in_turn).rows[0]
 
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
-        self._update.begin(step)
-        outcome = self._run(self._trained, step, batch, self._update.loss_factor)
-        return dataclasses.replace(outcome, update=self._update.done)
+        self.update.begin(step)
+        outcome = self._run(self._trained, step, batch, self.update.loss_factor)
+        return dataclasses.replace(outcome, update=self.update.done)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
         return self._run(self._accumulated, step, batch, probe_scale(self._parts.config.optimizer))
@@ -59,8 +59,8 @@ class SingleProcess:
                         torch.autograd.backward(loss if loss_factor == 1.0 else loss * loss_factor)
                         losses.append(loss.detach())
                     case Op.OPTIMIZER:
-                        self._update.prepare()
-                        self._update.step(action.stage)
+                        self.update.prepare()
+                        self.update.step(action.stage)
             except Exception as error:
                 told = str(error) or type(error).__name__
                 raise StageError(f"rank {parts.rank} failed at {action}: {told}") from error

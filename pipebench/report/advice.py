@@ -22,7 +22,7 @@ from pipebench.schedule.builders import SCHEDULES, with_optimizer
 from pipebench.schedule.memory import peak_activation_bytes
 from pipebench.schedule.simulate import simulate
 
-WHAT_IS_TRAINED = ("model", "data", "batch", "optimizer", "precision", "seed")
+WHAT_IS_TRAINED = ("model", "data", "batch", "optimizer", "precision", "seed", "load")
 """Keys on which the losses depend; all others say how the same is trained."""
 
 WORTH_FRACTION = 0.02

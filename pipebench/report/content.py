@@ -7,7 +7,7 @@ from pipebench.config import RunConfig
 from pipebench.costs import profile_of
 from pipebench.ledger import PARTS, Ledger
 from pipebench.ledger import in_words as lost_in_words
-from pipebench.record import Failure, RunResult, losses, one_line_errors
+from pipebench.record import Evaluation, Failure, RunResult, evaluations, first_step, losses, one_line_errors
 from pipebench.report.advice import WHAT_IS_TRAINED, Seen, best_change, best_seen
 from pipebench.report.advice import in_words as advice_in_words
 from pipebench.report.cells import bubble, digits
@@ -39,7 +39,7 @@ class Point:
 
     `lost` and `losses` (of every training step, warm-up included) are empty and `stages` None where nothing was
     measured, `timeline` also where an engine records no spans. Points with the same `trains` should have the same
-    losses. `failure` is the cause where one is known.
+    losses; `first_step` steps had been trained before the first of them. `failure` is the cause where one is known.
     """
 
     row: Row
@@ -48,6 +48,8 @@ class Point:
     stages: Table | None
     timeline: Timeline | None
     losses: list[float]
+    first_step: int
+    evaluations: list[Evaluation]
     trains: str
     failure: Failure | None
 
@@ -147,6 +149,8 @@ def _point(sweep: Sweep, row: Row, floor: float) -> Point:
         stages_table(row["key"], f"Stages of {name}", stages) if stages else None,
         _timeline(result) if result and result.status in MEASURED else None,
         losses(result.repeats[0]) if result and result.repeats else [],
+        first_step(result.repeats[0]) if result and result.repeats else 0,
+        evaluations(result.repeats[0]) if result and result.repeats else [],
         str([getattr(sweep.points[row["key"]], name) for name in WHAT_IS_TRAINED]),
         result.failure if result else None,
     )

@@ -215,6 +215,16 @@ def with_skips(schedule: Schedule, skips: Iterable[tuple[int, int]]) -> Schedule
     return Schedule(schedule.name, schedule.rows, skips)
 
 
+def only_forwards(schedule: Schedule, num_micro_batches: int) -> Schedule:
+    """Return the forwards of the first `num_micro_batches` alone, in their order: what an evaluation runs."""
+
+    def kept(codes: Codes) -> Codes:
+        wanted = (ops_of(codes) == OPS.index(Op.FORWARD)) & (micro_batches_of(codes) < num_micro_batches)
+        return np.extract(wanted, codes)
+
+    return Schedule(schedule.name, tuple(Row.of(kept(row.codes)) for row in schedule.rows), schedule.skips)
+
+
 def with_optimizer_last(schedule: Schedule) -> Schedule:
     """Let each rank step its optimizers at its row's end, for updates that need the gradients of all its stages.
 

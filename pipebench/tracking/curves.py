@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from pipebench.config import is_known
 from pipebench.grid import K, M, groups, values
 from pipebench.metrics import bubble_fraction
-from pipebench.record import Repeat, RunResult, UpdateRecord, losses, step_times, traces
+from pipebench.record import (
+    Repeat,
+    RunResult,
+    UpdateRecord,
+    evaluations,
+    first_step,
+    losses,
+    step_times,
+    traces,
+)
 from pipebench.rows import AXES, COMPARABLE, Row
 
 PLAIN = {"replicas": 1, "chunks": 1, "recompute": "never", "partition": "time", "engine": "pipebench"}
@@ -69,7 +78,7 @@ def samples_of(result: RunResult) -> list[Samples]:
     found = []
     for number, repeat in enumerate(result.repeats, start=1):
         suffix = "" if number == 1 else f"_repeat_{number}"
-        for training_step, step in enumerate(_steps(result, repeat), start=1):
+        for training_step, step in enumerate(_steps(result, repeat), start=first_step(repeat) + 1):
             found.append(Samples(training_step, {name + suffix: value for name, value in step.items()}))
     return found
 
@@ -85,6 +94,10 @@ def _steps(result: RunResult, repeat: Repeat) -> list[dict[str, float]]:
     bubbles = [bubble_fraction(trace) for trace in traces(result, repeat)]
     for step, bubble in zip(steps[len(steps) - len(bubbles) :], bubbles, strict=True):
         step["bubble_fraction"] = bubble
+    for evaluation in evaluations(repeat):
+        done = evaluation.step - first_step(repeat)
+        found = {"loss": evaluation.loss, **evaluation.metrics}
+        steps[done - 1] |= {f"evaluation_{name}": value for name, value in found.items()}
     return steps
 
 

@@ -56,6 +56,11 @@ def test_torch_recomputes_where_the_backward_is_one_piece(schedule: str, recompu
             "engine=torch wants equal micro-batches: micro=5 does not divide batch=32",
         ),
         (
+            "engine=single stages=1 evaluate_every=5",
+            "engine=single evaluates nothing: evaluate_every=5, and it wants 0",
+        ),
+        ("engine=torch save=true", "engine=torch neither saves nor loads: save=True; pipebench and single do"),
+        (
             "engine=torch optimizer.clip_norm=1",
             "engine=torch updates without optimizer.clip_norm=1.0: pipebench and single have it",
         ),

@@ -28,18 +28,8 @@ LAYERS = [
         "layer",
     ],
     [
-        "config",
-        "target",
-        "compose",
-        "learning_rate",
-        "record",
-        "metrics",
-        "activations",
-        "costs",
-        "rows",
-        "grid",
-        "ledger",
-        "render",
+        *("config", "target", "compose", "learning_rate", "record", "saved", "metrics", "activations", "costs", "rows"),
+        *("grid", "ledger", "rounding", "render"),
     ],
     ["models", "data", "engine"],
     ["peers"],
@@ -62,9 +52,9 @@ ALLOWED = {("pipebench.engine.pipeline", "pipebench.data.batch")}
 """The one type that data give and engines take."""
 
 WITHOUT_TORCH = ["errors", "seeds", "machine", "interrupts", "temporary", "conditions", "files", "schedule", "trace",
-                 "config", "target", "compose", "learning_rate", "record", "metrics", "activations", "costs", "ledger",
-                 "rows", "grid", "render", "display", "report", "tracking", "dry_run", "perf", "compare", "cli", "push",
-                 "dashboard", "__main__"]  # fmt: skip
+                 "config", "target", "compose", "learning_rate", "record", "saved", "metrics", "activations", "costs",
+                 "ledger", "rows", "grid", "rounding", "render", "display", "report", "tracking", "dry_run", "perf",
+                 "compare", "cli", "push", "dashboard", "__main__"]  # fmt: skip
 TORCHLESS_MODULES_OF_TORCH_PARTS = [
     "pipebench.engine.budget",
     "pipebench.engine.partition",

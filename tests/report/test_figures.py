@@ -1,6 +1,7 @@
 """Pictures: which there are, that what is drawn is what was measured, and that one needs no eyes and no colours."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +13,19 @@ from hand_made import ERROR, OK, PICTURES, WRONG, config, csv_rows, result, sche
 
 from pipebench.errors import ResultError
 from pipebench.ledger import PARTS
+from pipebench.record import Evaluation
 from pipebench.report.content import Content, content_of
 from pipebench.report.figures import Picture, pictures_of, rendered, themed_svg
 from pipebench.report.figures.canvas import INK, MUTED, PALETTE, PAPER, RULE
 from pipebench.report.figures.comparison import schedules_picture
+from pipebench.report.figures.drift import drift_picture
 from pipebench.report.figures.ledger import ledger_picture
 from pipebench.report.figures.lines import bubble_picture, throughput_picture
 from pipebench.report.figures.loss import loss_picture
 from pipebench.report.figures.memory import memory_picture
 from pipebench.report.figures.recompute import recompute_picture
 from pipebench.report.sweep import read_sweep
+from pipebench.rounding import largest_drift
 from pipebench.rows import Row
 
 
@@ -293,6 +297,49 @@ def test_losses_that_are_no_numbers_are_a_result_error(trained: Content) -> None
     broken = dataclasses.replace(trained.points[0], losses=["x"])
     with pytest.raises(ResultError, match="not a complete result"):
         pictures_of(dataclasses.replace(trained, points=(broken,)))
+
+
+LONG = [3.0 - step / 100 for step in range(60)]
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Content:
+    """Three points of one long training: the second equals the first, the third drifts by more and more."""
+    points = {OK: config(schedule="gpipe"), ERROR: config(schedule="1f1b"), WRONG: config(schedule="naive")}
+    results = [result(key, points[key]) for key in points]
+    for each, drifting in zip(results, (0.0, 0.0, 2e-4), strict=True):
+        each.repeats[0].ranks[0].losses[:] = [loss * (1 + drifting * (step > 30)) for step, loss in enumerate(LONG)]
+    results[0].repeats[0].ranks[0].evaluations.append(Evaluation(60, 2.25, {}))
+    write_sweep(tmp_path, points, results, ["schedule"])
+    return content_of(read_sweep(tmp_path))
+
+
+def test_a_long_training_shows_how_far_apart_losses_are_against_the_bound(long: Content) -> None:
+    picture = drawn(drift_picture(long.points))
+    above, below = picture.figure.axes
+    assert [len(line.get_ydata()) for line in above.lines] == [60, 60, 60]
+    bound, equal, drifting = (list(line.get_ydata()) for line in below.lines)
+    assert bound == [largest_drift(step) for step in range(1, 61)]
+    assert all(math.isnan(value) for value in equal)
+    assert drifting[31:] == pytest.approx([2e-4] * 29)
+    assert below.get_yscale() == "log"
+
+
+def test_a_long_training_says_what_is_equal_and_what_leaves_the_bound(long: Content) -> None:
+    [said] = [picture.alternative for picture in pictures_of(long) if picture.name == "drift"]
+    assert "equal to the last bit in all 60 steps" in said
+    assert "at most 2.0e-04 in 60 steps, above the bound from step 32" in said
+
+
+def test_a_short_training_has_no_picture_of_its_drift(trained: Content) -> None:
+    assert drift_picture(trained.points) is None
+
+
+def test_an_evaluation_is_a_hollow_mark_and_told(long: Content) -> None:
+    picture = drawn(loss_picture(long.points))
+    [evaluated] = [line for line in picture.figure.axes[0].lines if line.get_linestyle() == ":"]
+    assert (list(evaluated.get_xdata()), list(evaluated.get_ydata())) == ([60], [2.25])
+    assert "2.25 in the last evaluation" in picture.alternative
 
 
 def test_a_value_is_drawn_as_text_not_as_a_formula() -> None:

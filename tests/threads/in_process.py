@@ -19,7 +19,7 @@ from pipebench.values import Value
 
 T = TypeVar("T")
 
-Message = tuple[int, int]
+Message = tuple[int, int, int, int]
 
 PATIENCE_S = 30.0
 """Longer than any test; a thread that waits so long waits for ever."""
@@ -45,7 +45,7 @@ class LockedStage(Stage):
 class World:
     """What all ranks see: the messages on their way, and the order of sends and posts in each direction.
 
-    A message is a tag and how often that tag was used before, for the next step uses the same tags.
+    A message is its source, its target, a tag, and how often they used that tag before: the next step uses the same.
     """
 
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -87,16 +87,14 @@ class InProcessTransport:
     def __init__(self, world: World, rank: int) -> None:
         self.world = world
         self.rank = rank
-        self._posted: dict[int, TensorSpec] = {}
+        self._posted: dict[int, tuple[Transfer, TensorSpec]] = {}
         self._unsettled: dict[int, Message] = {}
-        self._num_sent: Counter[int] = Counter()
-        self._num_received: Counter[int] = Counter()
+        self._num_used: Counter[tuple[int, int, int]] = Counter()
 
     def send(self, transfer: Transfer, tag: int, tensor: Tensor) -> None:
         assert transfer.source_rank == self.rank, f"rank {self.rank} sends for rank {transfer.source_rank}"
         assert tag not in self._unsettled, f"tag {tag} sent twice"
-        message = self._unsettled[tag] = (tag, self._num_sent[tag])
-        self._num_sent[tag] += 1
+        message = self._unsettled[tag] = self._message(transfer, tag)
         with self.world.changed:
             self.world.sent[message] = (tensor, tensor.detach().clone())
             self.world.sends[transfer.source_rank, transfer.target_rank].append(tag)
@@ -105,15 +103,14 @@ class InProcessTransport:
     def post(self, transfer: Transfer, tag: int, spec: TensorSpec) -> None:
         assert transfer.target_rank == self.rank, f"rank {self.rank} receives for rank {transfer.target_rank}"
         assert tag not in self._posted, f"tag {tag} posted twice"
-        self._posted[tag] = spec
+        self._posted[tag] = (transfer, spec)
         with self.world.changed:
             self.world.posts[transfer.source_rank, transfer.target_rank].append(tag)
 
     def receive(self, tag: int) -> Tensor:
         assert tag in self._posted, f"tag {tag} received but never posted"
-        spec = self._posted.pop(tag)
-        message = (tag, self._num_received[tag])
-        self._num_received[tag] += 1
+        transfer, spec = self._posted.pop(tag)
+        message = self._message(transfer, tag)
         with self.world.changed:
             there = self.world.changed.wait_for(lambda: message in self.world.sent or self.world.broken, PATIENCE_S)
             assert there, f"rank {self.rank} waited {PATIENCE_S} s for tag {tag}"
@@ -144,10 +141,15 @@ class InProcessTransport:
                     self._forget(message)
                 self._unsettled.clear()
 
+    def _message(self, transfer: Transfer, tag: int) -> Message:
+        used = (transfer.source_rank, transfer.target_rank, tag)
+        self._num_used[used] += 1
+        return (*used, self._num_used[used])
+
     def _forget(self, message: Message) -> None:
         original, copy = self.world.sent.pop(message)
         self.world.received.remove(message)
-        assert _same_bits(original, copy), f"tag {message[0]} was changed while it was being sent"
+        assert _same_bits(original, copy), f"tag {message[2]} was changed while it was being sent"
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from pipebench.config import OptimizerConfig
 from pipebench.data.batch import MiniBatch
+from pipebench.engine.executor import StepOutcome
 from pipebench.engine.group import Alone
-from pipebench.engine.microbatch import micro_batch_sizes
+from pipebench.engine.microbatch import micro_batch_sizes, passes_of
 from pipebench.engine.optimizer import make_optimizer as configured
 from pipebench.engine.partition import split_uniformly
-from pipebench.engine.pipeline import Pipeline, layers_of
+from pipebench.engine.pipeline import Pipeline, eval_mode, layers_of
 from pipebench.engine.stage import Bundle, Loss, TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
 from pipebench.engine.update import MakeOptimizer, UpdateRules
@@ -48,16 +49,26 @@ def alone(optimizer: OptimizerConfig = SGD) -> UpdateRules:
     return UpdateRules(optimizer, 0, 1, (), Alone())
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    loss: float
+    metrics: dict[str, float]
+
+
 @dataclass
 class Outcome:
     """All ranks together: every layer in order, a loss and an update for each step, each rank's spans of the last step,
-    and each layer's gradients as an engine tells them."""
+    and each layer's gradients as an engine tells them.
+
+    `evaluations` are those after the first step, then those after the second, and so on.
+    """
 
     layers: list[nn.Module]
     losses: list[float]
     spans: list[tuple[Span, ...]]
     updates: list[UpdateRecord | None]
     gradients: list[list[Tensor]]
+    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -103,14 +114,17 @@ class Point:
             own = layers[first : first + count]
             splits = schedule.splits_backward(number)
             runs = self._runs(len(layers))[first : first + count]
-            weighed = Loss(loss, sequence_of(self.model).count) if is_last else None
+            sequence = sequence_of(self.model)
+            weighed = Loss(loss, sequence.count, sequence.metrics) if is_last else None
             stages.append(LockedStage(own, first, SEED, CPU, self.autocast, weighed, splits, self.deferred, runs))
         return stages
 
     def bundles(self, stages: list[LockedStage]) -> dict[tuple[int, int], list[Bundle]]:
+        return self.bundles_for(stages, micro_batch_sizes(self.num_samples, self.num_micro_batches))
+
+    def bundles_for(self, stages: list[LockedStage], sizes: Sequence[int]) -> dict[tuple[int, int], list[Bundle]]:
         """Return what passes around every stage by micro-batch; equal micro-batches share theirs."""
         inputs = self.mini_batch(0).inputs
-        sizes = micro_batch_sizes(self.num_samples, self.num_micro_batches)
         schedule, names = self.schedule, self.names_between(self.schedule.num_stages)
         specs = {size: tuple(TensorSpec((size, *x.shape[1:]), x.dtype) for x in tensors_of(inputs)) for size in sizes}
         found = {(-1, 0): {size: Bundle(specs[size], isinstance(inputs, tuple)) for size in sizes}}
@@ -147,8 +161,15 @@ def run(
     optimizer: OptimizerConfig = SGD,
     make_optimizer: MakeOptimizer | None = None,
     prepare: Callable[[list[nn.Module]], None] | None = None,
+    evaluated: Sequence[MiniBatch] = (),
+    first_step: int = 0,
+    load: Callable[[Pipeline], None] = lambda pipeline: None,
+    save: Callable[[Pipeline], None] = lambda pipeline: None,
 ) -> Outcome:
-    """Accumulate (or train) `num_steps` mini-batches on a thread for each rank, each with copies of what is tied."""
+    """Accumulate (or train) `num_steps` mini-batches on a thread for each rank, each with copies of what is tied.
+
+    Some are evaluated after each of them; each rank calls `load` before the first and `save` after the last.
+    """
     layers, loss = build(point.model)
     if prepare is not None:
         prepare(layers)
@@ -158,6 +179,10 @@ def run(
     _copy_ties(layers, layout, owners)
     stages = point.stages(layers, loss)
     bundles = point.bundles(stages) if prepare is not None else _known_bundles(point, stages)
+    most_samples = micro_batch_sizes(point.num_samples, point.num_micro_batches)[0]
+    sizes = {tuple(s) for each in evaluated for s in passes_of(len(each), point.num_micro_batches, most_samples)}
+    with eval_mode(stage.module for stage in stages):  # batch norm trains on no single sample
+        of_sizes = {each: point.bundles_for(stages, each) for each in sizes}
 
     def work(rank: int, transport: InProcessTransport) -> _OfRank:
         stopwatch = HostStopwatch()  # it times the thread that makes it
@@ -167,11 +192,17 @@ def run(
             tied = tied_on(rank, layout, owners, layers_of(own))
             rules = UpdateRules(optimizer, rank, schedule.num_ranks, tied, InProcessGroup(transport.world, rank))
             make = make_optimizer or partial(configured, optimizer)
-            pipeline = Pipeline(schedule, rank, own, around, make, rules, transport, stopwatch, unseen())
+            by_sizes = (most_samples, lambda sizes: of_sizes[tuple(sizes)])
+            pipeline = Pipeline(schedule, rank, own, around, make, rules, transport, stopwatch, unseen(), *by_sizes)
             one_step = pipeline.train if train else pipeline.accumulate
-            outcomes = [one_step(step, point.mini_batch(step)) for step in range(num_steps)]
+            outcomes, evaluations = list[StepOutcome](), list[StepOutcome]()
+            load(pipeline)
+            for step in range(first_step, first_step + num_steps):
+                outcomes.append(one_step(step, point.mini_batch(step)))
+                evaluations += map(pipeline.evaluate, evaluated)
+            save(pipeline)
             losses, updates = [each.loss for each in outcomes], [each.update for each in outcomes]
-            return _OfRank(losses, updates, outcomes[-1].spans(), pipeline.gradients())
+            return _OfRank(losses, updates, outcomes[-1].spans(), pipeline.gradients(), evaluations)
         finally:
             stopwatch.close()
 
@@ -186,7 +217,13 @@ def run(
         spans=[result.spans for result in results],
         updates=results[0].updates,
         gradients=[gradients[index] for index in range(len(layers))],
+        evaluations=[_joined(of_ranks) for of_ranks in zip(*(each.evaluations for each in results), strict=True)],
     )
+
+
+def _joined(of_ranks: Sequence[StepOutcome]) -> Evaluation:
+    losses = [outcome.loss for outcome in of_ranks if outcome.loss is not None]
+    return Evaluation(sum(losses), {name: value for each in of_ranks for name, value in each.metrics.items()})
 
 
 @dataclass
@@ -195,6 +232,7 @@ class _OfRank:
     updates: list[UpdateRecord | None]
     spans: tuple[Span, ...]
     gradients: dict[int, list[Tensor]]
+    evaluations: list[StepOutcome]
 
 
 def _copy_ties(layers: list[nn.Module], layout: Layout, owners: list[int]) -> None:

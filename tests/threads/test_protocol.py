@@ -10,7 +10,7 @@ from pipebench.engine.executor import RECEIVES_AHEAD, Executor
 from pipebench.engine.stage import TensorSpec
 from pipebench.engine.stopwatch import HostStopwatch
 from pipebench.schedule.action import Action, Transfer
-from pipebench.schedule.builders import Recompute
+from pipebench.schedule.builders import Recompute, only_forwards
 from pipebench.schedule.memory import peak_in_flight
 
 TWO = TensorSpec((2,), torch.float32)
@@ -46,17 +46,19 @@ class Counting(InProcessTransport):
         self.most_unsettled = max(self.most_unsettled, len(self._unsettled))
 
 
-def transports_after_a_step(point: Point) -> list[Counting]:
+def transports_after_a_step(point: Point, evaluates: bool = False) -> list[Counting]:
     layers, loss = build(point.model)
     stages = point.stages(layers, loss)
     bundles = point.bundles(stages)
     batch = mini_batch(point.model, 0, point.num_samples)
 
+    schedule = only_forwards(point.schedule, point.num_micro_batches) if evaluates else point.schedule
+
     def work(rank: int, transport: InProcessTransport) -> Counting:
         counting = Counting(transport.world, rank)
         stopwatch = HostStopwatch()
         around = {edge: bundles[edge] for edge in bundles if rank in edge}
-        executor = Executor(point.schedule, rank, {rank: stages[rank]}, around, None, counting, stopwatch, unseen())
+        executor = Executor(schedule, rank, {rank: stages[rank]}, around, None, counting, stopwatch, unseen())
         executor.run_step(0, batch.inputs, batch.targets, len(batch.inputs), 1.0)
         stopwatch.close()
         return counting
@@ -72,6 +74,11 @@ def test_no_more_receives_are_posted_than_memory_was_planned_for(name: str, reco
     for rank, transport in enumerate(transports_after_a_step(point)):
         for source, most in transport.most_posted.items():
             assert most <= RECEIVES_AHEAD + 1 + (held[rank] if source < rank else 0)
+
+
+def test_an_evaluation_that_holds_nothing_posts_only_a_few_receives_ahead() -> None:
+    transports = transports_after_a_step(Point(MODELS["mlp"], num_stages=3, num_micro_batches=11), evaluates=True)
+    assert [max(transport.most_posted.values(), default=0) for transport in transports] == [0, 5, 5]
 
 
 @pytest.mark.parametrize(("name", "most"), [("1f1b", 4), ("naive", 2)])

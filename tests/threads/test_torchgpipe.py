@@ -55,7 +55,7 @@ def engine(model: str, stages: int, micro: int, recompute: str = "never") -> tor
         first = sum(counts[:number])
         is_last = number == stages - 1
         cut[number] = Stage(layers[first : first + count], first, SEED, CPU, None, Loss(loss) if is_last else None)
-    around = (sgd, alone(), InProcessTransport(World(), 0), HostStopwatch(), unseen())
+    around = (sgd, alone(), InProcessTransport(World(), 0), HostStopwatch(), unseen(), lambda sizes: {})
     schedule = build_schedule("gpipe", stages, micro)
     return torchgpipe_threads.build(Parts(config(stages, micro, recompute), schedule, 0, CPU, cut, {}, *around))
 

@@ -30,7 +30,7 @@ def single(model: str, micro: int, recompute: str) -> SingleProcess:
     layers, loss = build(MODELS[model])
     stages = {0: Stage(layers, 0, SEED, CPU, None, Loss(loss))}
     schedule, transport = build_schedule("gpipe", 1, micro), InProcessTransport(World(), 0)
-    around = (sgd, alone(), transport, HostStopwatch(), unseen())
+    around = (sgd, alone(), transport, HostStopwatch(), unseen(), lambda sizes: {})
     return SingleProcess(Parts(config(micro, recompute), schedule, 0, CPU, stages, {}, *around))
 
 

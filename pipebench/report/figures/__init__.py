@@ -4,6 +4,7 @@ from pipebench.record import one_line_errors
 from pipebench.report.content import Content
 from pipebench.report.figures.canvas import Picture
 from pipebench.report.figures.comparison import schedules_picture
+from pipebench.report.figures.drift import drift_picture
 from pipebench.report.figures.ledger import ledger_picture
 from pipebench.report.figures.lines import bubble_picture, throughput_picture
 from pipebench.report.figures.loss import loss_picture
@@ -13,6 +14,7 @@ from pipebench.report.figures.rendering import rendered, themed_svg
 
 __all__ = ["Picture", "pictures_of", "rendered", "themed_svg"]
 
+_OF_TRAINING = (loss_picture, drift_picture)
 _OF_ROWS = (schedules_picture, bubble_picture, throughput_picture, ledger_picture, memory_picture, recompute_picture)
 
 
@@ -20,4 +22,5 @@ def pictures_of(content: Content) -> list[Picture]:
     """Return every picture for which something was measured; raise ResultError for what cannot be drawn."""
     with one_line_errors(content.name):
         drawn = [picture(content.rows) for picture in _OF_ROWS]
-        return [picture for picture in (*drawn, loss_picture(content.points)) if picture is not None]
+        drawn += [picture(content.points) for picture in _OF_TRAINING]
+        return [picture for picture in drawn if picture is not None]

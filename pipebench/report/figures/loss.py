@@ -1,7 +1,7 @@
 """Training loss against training step: a pipeline must not change what is trained, so lines should coincide.
 
 Points that train the same share a panel. In it each further number of stages (or of micro-batches, where all have as
-many stages) gets a thinner line, so that those below it show.
+many stages) gets a thinner line, so that those below it show. Evaluations are hollow marks on a dotted line.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from pipebench.report.advice import WHAT_IS_TRAINED
 from pipebench.report.content import Point
 from pipebench.report.figures.canvas import (
     MOST_PANELS,
+    PAPER,
     Picture,
     drawn,
     in_common,
@@ -81,8 +82,11 @@ def _curves(axes: "Axes", points: Sequence[Point], told_apart: str, counts: Sequ
         number = counts.index(point.row[told_apart])
         colour, marker = look_of(number)
         width = _THINNEST + (len(counts) - 1 - number) * min(_WIDER, _MOST_WIDER / len(counts))
-        steps = range(1, len(point.losses) + 1)
+        steps = range(point.first_step + 1, point.first_step + len(point.losses) + 1)
         axes.plot(steps, point.losses, color=colour, linewidth=width, marker=marker, markevery=[-1], markersize=5)
+        if point.evaluations:
+            found = [(each.step, each.loss) for each in point.evaluations]
+            axes.plot(*zip(*found, strict=True), color=colour, linestyle=":", marker=marker, markerfacecolor=PAPER)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("training step, warm-up included")
 
@@ -101,8 +105,14 @@ def _course(points: Sequence[Point]) -> str:
     """Say where the losses begin and where they are at the last step that all of the points trained."""
     last = min(len(point.losses) for point in points)
     first, then = (_between([point.losses[step] for point in points]) for step in (0, last - 1))
+    before = points[0].first_step
     many = f"{len(points)} points" if len(points) > 1 else "one point"
-    return f"{many}, {first} at step 1" + (f", {then} at step {last}" if last > 1 else "")
+    evaluated = [point.evaluations[-1].loss for point in points if point.evaluations]
+    return (
+        f"{many}, {first} at step {before + 1}"
+        + (f", {then} at step {before + last}" if last > 1 else "")
+        + (f", {_between(evaluated)} in the last evaluation" if evaluated else "")
+    )
 
 
 def _between(losses: Sequence[float]) -> str:
@@ -122,7 +132,7 @@ def _apart(points: Sequence[Point]) -> str:
     for point in points:
         by_micro.setdefault(point.row[M], []).append(point.losses[last - 1])
     everyone = [loss for losses in by_micro.values() for loss in losses]
-    text = f"largest difference at step {last}: {_spread(everyone)}"
+    text = f"largest difference at step {points[0].first_step + last}: {_spread(everyone)}"
     if 1 < len(by_micro) < len(points):
         text += f", at equal M {max(map(_spread, by_micro.values()), key=float)}"
     return text
