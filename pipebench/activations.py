@@ -4,7 +4,7 @@ In a forward every layer begins on top of what those before it keep; in a backwa
 kept, with the stage's own output gradient still there, and each layer lets go of what it kept.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -29,7 +29,10 @@ def stage_activations(
     measured but what autograd saves, an action has no peak of its own beyond the layer that runs again.
     """
     runs = list(runs) or [LayerRun.KEEP] * len(layers.names)
-    return [_together(list(_alone(layers, first, end, runs))) for first, end in spans(layers_per_stage)]
+    return [
+        _with_skips(_together(list(_alone(layers, first, end, runs))), layers, range(first, end))
+        for first, end in spans(layers_per_stage)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,27 @@ def _together(layers: Sequence[_Layer]) -> StageActivations:
         for op in (Op.BACKWARD, Op.INPUT_GRADIENT, Op.WEIGHT_GRADIENT)
     }
     return replace(kept, peaks=peaks, first_peaks=first_peaks, gradient_bytes=gradients)
+
+
+def _with_skips(alone: StageActivations, layers: LayerProfile, own: range) -> StageActivations:
+    """Add what skips bring: a tensor from an earlier stage is held until its backward, and a later stage's gradient of
+    one comes with that of the output."""
+    entering = sum(size for source, target, size in layers.skips if source not in own and target in own)
+    coming_back = sum(size for source, target, size in layers.skips if source in own and target not in own)
+    added = {Op.FORWARD: entering, Op.BACKWARD: coming_back, Op.INPUT_GRADIENT: coming_back}
+
+    def with_added(peaks: Mapping[Op, Peak]) -> dict[Op, Peak]:
+        return {
+            op: replace(peak, activation_bytes=peak.activation_bytes + added.get(op, 0)) for op, peak in peaks.items()
+        }
+
+    return replace(
+        alone,
+        full_bytes=alone.full_bytes + entering,
+        input_bytes=alone.input_bytes + entering,
+        peaks=with_added(alone.peaks),
+        first_peaks=with_added(alone.first_peaks),
+    )
 
 
 def _forward(layers: Sequence[_Layer]) -> Iterator[Peak]:

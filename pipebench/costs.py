@@ -3,7 +3,7 @@
 Times and activations are taken to grow in proportion to the samples of a micro-batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -111,6 +111,13 @@ def _num_states(optimizer: OptimizerConfig) -> int:
     return {"sgd": int(optimizer.momentum > 0), "adam": 2, "adamw": 2}[optimizer.name]
 
 
+def parameter_bytes(layers: LayerProfile, chosen: Collection[int]) -> int:
+    """Return the bytes of the parameters of some layers on one rank, where those that share one hold it once."""
+    shared = zip(layers.ties, layers.tied_bytes, strict=False)  # older results know ties and not their bytes
+    twice = sum(num_bytes * max(0, len(set(places) & set(chosen)) - 1) for places, num_bytes in shared)
+    return sum(layers.parameter_bytes[layer] for layer in chosen) - twice
+
+
 def weight_bytes(optimizer: OptimizerConfig, parameter_bytes: int) -> int:
     """Return what parameters, their gradients and the optimizer's state take, on whatever ranks they lie."""
     return (2 + _num_states(optimizer)) * parameter_bytes
@@ -127,10 +134,11 @@ def rank_memory(
 
     It knows no transfers on their way and no interpreter: a rank needs at least this.
     """
-    of_stage = [sum(layers.parameter_bytes[first:end]) for first, end in spans(layers_per_stage)]
+    of_stage = [range(first, end) for first, end in spans(layers_per_stage)]
     memory = []
     for rank, peak in enumerate(peak_activation_bytes(schedule, stage_activations(layers, layers_per_stage, runs))):
-        parameters = sum(of_stage[stage] for stage in schedule.stages_of_rank(rank))
+        own = [layer for stage in schedule.stages_of_rank(rank) for layer in of_stage[stage]]
+        parameters = parameter_bytes(layers, own)
         memory.append(
             StageMemory(
                 parameters_bytes=parameters,

@@ -64,7 +64,8 @@ class LayerProfile:
     `backward_s` is that of a backward in one piece, `input_s` and `weight_s` those of its two parts.
     `saved_bytes` are kept from forward to backward, the layer's input not counted; `saves_input` tells whether
     the layer keeps that too; `put_off_bytes` are kept between the two parts. The last layer includes the loss.
-    `skips` are tensors that pass layers by: source layer, target layer, bytes; `ties` the layers that share parameters.
+    `skips` are tensors that pass layers by: source layer, target layer, bytes; `ties` the layers that share a parameter
+    of `tied_bytes`, which `parameter_bytes` has in each of them.
     `takes_tuple`: what some layer takes is a tuple of tensors; `adds_to_loss`: some layer does; `uneven_loss`: samples
     of the first mini-batch count differently in the loss.
     Seconds are there only when a partition or a search needs them; `selective_s` is what a backward takes longer under
@@ -84,6 +85,7 @@ class LayerProfile:
     saves_input: list[bool]
     skips: list[list[int]] = field(default_factory=list)
     ties: list[list[int]] = field(default_factory=list)
+    tied_bytes: list[int] = field(default_factory=list)
     takes_tuple: bool = False
     adds_to_loss: bool = False
     uneven_loss: bool = False

@@ -140,11 +140,11 @@ class Stage:
         auxiliary = list[Tensor]()
         with self._precision():
             for layer, declared, how, seed in zip(self._layers, self._declared, self._runs, seeds, strict=True):
-                once = partial(self.run_layer, layer, declared, seed)
                 if how == LayerRun.AGAIN:
+                    once = partial(self.run_layer, layer, declared, seed)
                     value, added = run_again(once, declared, self.batch_norms, value, kept)
                 else:
-                    value, added = once(value, kept)
+                    value, added = self.run_layer(layer, declared, seed, value, kept)
                 if added is not None:
                     auxiliary.append(added.float())
         return StageOutput(value, kept, torch.stack(auxiliary).sum() if auxiliary else None)

@@ -137,7 +137,8 @@ class _Pass:
         outputs = [*tensors_of(value), *output.kept.values()]
         self._roots = [self._backward.root_of(tensor) for tensor in outputs if tensor.requires_grad]
         self._outputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in outputs]
-        self.output_bytes = sum(tensor.nbytes for tensor in outputs)
+        arrived = storages(self._inputs)  # what a layer hands on untouched is no memory of its own
+        self.output_bytes = sum(size for place, size in storages(outputs).items() if place not in arrived)
 
     def _let_input_go(self) -> None:
         self._inputs = []

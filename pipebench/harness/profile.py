@@ -22,7 +22,7 @@ from pipebench.harness.setting import autocast_of, claim_cores
 from pipebench.layer import declared_by
 from pipebench.linear import WeightQueue, adopt
 from pipebench.models import layer_sequence
-from pipebench.models.layers import build_layers, layout_of
+from pipebench.models.layers import Tie, build_layers, layout_of
 from pipebench.record import Footprint, LayerProfile, LayerRun
 from pipebench.values import Value, tensors_of
 
@@ -84,12 +84,18 @@ def profile_layers(job: ProfileJob, report: Report) -> LayerProfile:
         saves_input=[kept.saves_input for kept in saved],
         skips=[[skip.source, skip.target, saved[skip.target].popped_bytes[skip.name]] for skip in layout.skips],
         ties=[[layer for layer, _ in tie.places] for tie in layout.ties],
+        tied_bytes=[_tied_bytes(stages, tie) for tie in layout.ties],
         takes_tuple=any(kept.takes_tuple for kept in saved),
         adds_to_loss=any(layout.has_auxiliary_loss),
         uneven_loss=len({int(model.count(sample.targets)) for sample in batch.split([1] * len(batch))}) > 1,
         selective_s=[max(0.0, seconds) for seconds in again_s],
         footprints=_footprints(stages, micro_batch, saved),
     )
+
+
+def _tied_bytes(stages: list[Stage], tie: Tie) -> int:
+    layer, name = tie.places[0]
+    return stages[layer].module[0].get_parameter(name).nbytes
 
 
 def _footprints(stages: list[Stage], micro_batch: MiniBatch, saved: Sequence["_Saved"]) -> dict[str, list[Footprint]]:

@@ -19,7 +19,7 @@ from typing import Any
 from pipebench import machine
 from pipebench.conditions import flags_between, merged, read_conditions
 from pipebench.config import RunConfig, key_of, ranks_per_device
-from pipebench.costs import Profile, load_profile
+from pipebench.costs import Profile, load_profile, parameter_bytes
 from pipebench.engine.microbatch import micro_batch_sizes
 from pipebench.errors import PointError, ResultError, ScheduleError
 from pipebench.files import own
@@ -447,7 +447,7 @@ def why_not_weights(config: RunConfig, known: Known, on_progress: OnProgress) ->
 def _model_bytes(config: RunConfig, known: Known, on_progress: OnProgress) -> int:
     """Return the bytes of the weights, once per model; from its profile where there is one."""
     if _profile_name(config) in known.profiles:
-        return sum(known.profiles[_profile_name(config)].parameter_bytes)
+        return _whole_bytes(known.profiles[_profile_name(config)])
     name = repr(config.model)
     if name not in known.model_bytes:
         with scratch() as folder:
@@ -520,9 +520,13 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
+def _whole_bytes(layers: LayerProfile) -> int:
+    return parameter_bytes(layers, range(len(layers.names)))
+
+
 def _jobs(config: RunConfig, prepared: Prepared, layers: LayerProfile, store: str, save_in: str) -> list[RankJob]:
     cores = _cores_of(threads_each(config), num_processes(config))
-    model_bytes = sum(layers.parameter_bytes)
+    model_bytes = _whole_bytes(layers)
     counts = tuple(prepared.layers_per_stage)
     return [
         RankJob(config, prepared.schedule, counts, prepared.runs, model_bytes, rank, cores[rank], store, save_in)

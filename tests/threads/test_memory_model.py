@@ -30,7 +30,7 @@ from pipebench.harness.prepare import Prepared, prepare
 from pipebench.harness.profile import profile_layers
 from pipebench.machine import this_machine
 from pipebench.models import layer_sequence
-from pipebench.models.layers import build_layers
+from pipebench.models.layers import build_layers, layout_of, skips_between
 from pipebench.record import LayerProfile, LayerRun
 from pipebench.schedule.action import Transfer
 from pipebench.schedule.memory import peak_activation_bytes
@@ -44,6 +44,7 @@ MODELS = {
     "model.attention=explicit",
     "mlp": "model=mlp model.layers=6 model.width=64",
 }
+CONFIGURED = {**MODELS, "u_mlp": "model=u_mlp model.depth=3 model.width=64"}
 
 
 class Nowhere:
@@ -76,7 +77,7 @@ def configured(overrides: str) -> RunConfig:
 
 @cache
 def profiled(model: str, micro: int) -> LayerProfile:
-    config = configured(f"{MODELS[model]} micro={micro} stages=1")
+    config = configured(f"{CONFIGURED[model]} micro={micro} stages=1")
     job = ProfileJob(config, micro_batch_sizes(config.batch, config.micro)[0], timed=False, cores=())
     layers = profile_layers(job, lambda progress: None)  # type: ignore[arg-type]
     return replace(layers, forward_s=[float(size) for size in layers.saved_bytes])
@@ -107,9 +108,15 @@ def bundles_of(config: RunConfig, stages: Sequence[Stage]) -> Bundles:
     assert isinstance(inputs, Tensor)
     arriving = Bundle((TensorSpec((sizes[0], *inputs.shape[1:]), inputs.dtype),))
     bundles = {(-1, 0): [arriving] * len(sizes)}
+    counts, last = [len(stage.module) for stage in stages], len(stages) - 1
+    names = skips_between(layout_of(layer_sequence(config.model)), counts)
     for number, stage in enumerate(stages):
-        arriving = stage.output_specs([arriving])
-        bundles[number, number + 1] = [arriving] * len(sizes)
+        sources = [source for source in range(-1, number) if (source, number) in bundles]
+        leaving = stage.output_specs([bundles[source, number][0] for source in reversed(sources)])
+        for target in range(number + 1, last + 2):
+            if target == number + 1 or (number, target) in names:
+                part = leaving.part(target == number + 1, names.get((number, target), ()))
+                bundles[number, target] = [part] * len(sizes)
     return bundles
 
 
@@ -123,7 +130,8 @@ def measured(config: RunConfig, prepared: Prepared) -> list[int]:
         around = {edge: bundles[edge] for edge in bundles if set(edge) & set(own)}
         stopwatch = HostStopwatch()
         rules = UpdateRules(SGD, rank, schedule.num_ranks, (), Alone())
-        pipeline = Pipeline(schedule, rank, own, around, sgd, rules, Nowhere(), stopwatch, unseen())
+        alone = (Nowhere(), stopwatch, unseen(), config.batch, lambda sizes: bundles)
+        pipeline = Pipeline(schedule, rank, own, around, sgd, rules, *alone)
         pipeline.accumulate(0, batch)
         parameters = [parameter for stage in own.values() for parameter in stage.module.parameters()]
         for parameter in parameters:
@@ -136,7 +144,8 @@ def measured(config: RunConfig, prepared: Prepared) -> list[int]:
 
 def against(model: str, recompute: str, stages: int, schedule: str, budget: str = "") -> tuple[Prepared, list[float]]:
     """Hold measured activations against predicted ones, which are returned."""
-    config = configured(f"{MODELS[model]} micro=4 stages={stages} schedule={schedule} recompute={recompute} {budget}")
+    point = f"micro=4 stages={stages} schedule={schedule} recompute={recompute} {budget}"
+    config = configured(f"{CONFIGURED[model]} {point}")
     prepared, predicted = prepared_and_predicted(config, model)
     assert measured(config, prepared) == pytest.approx(predicted, rel=WITHIN)
     return prepared, predicted
@@ -150,8 +159,15 @@ def test_the_model_foretells_what_is_measured(model: str, recompute: str, stages
     against(model, recompute, stages, schedule)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("recompute", ["never", "always", "layer"])
+def test_skips_are_in_the_model_while_they_are_held(recompute: str, stages: int, schedule: str) -> None:
+    against("u_mlp", recompute, stages, schedule)
+
+
 def predicted_by(model: str, overrides: str) -> list[float]:
-    return prepared_and_predicted(configured(f"{MODELS[model]} micro=4 {overrides}"), model)[1]
+    return prepared_and_predicted(configured(f"{CONFIGURED[model]} micro=4 {overrides}"), model)[1]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
