@@ -41,15 +41,9 @@ class BatchNorms:
     def __bool__(self) -> bool:
         return bool(self._layers)
 
-    def let_move(self, moving: bool) -> None:
-        """Say whether the forwards to come count for the running statistics."""
-        self._moving = moving
-        for layer in () if self._deferred else self._layers:
-            layer.track_running_stats = moving
-
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Let the forwards meanwhile, which may be cut short, move nothing and save what the ones before saved.
+        """Let the forwards meanwhile, be they cut short, move nothing, and save for backward what they would without.
 
         A layer that does not track its statistics saves two tensors less, so here it tracks them by nothing at all.
         """

@@ -134,8 +134,12 @@ class Stage:
 
         The default random generator is left wherever the layers left it.
         """
-        if self.batch_norms:
-            self.batch_norms.let_move(not again)
+        if again and self.batch_norms:
+            with self.batch_norms.still():
+                return self._run(value, kept, step, micro_batch)
+        return self._run(value, kept, step, micro_batch)
+
+    def _run(self, value: Value, kept: dict[str, Tensor], step: int, micro_batch: int) -> StageOutput:
         seeds = seeds_of(self.seed, Purpose.DROPOUT, (step, micro_batch), self._indices)
         auxiliary = list[Tensor]()
         with self._precision():
@@ -172,8 +176,7 @@ class Stage:
         Shapes come from the meta device. It ignores autocast, so there fake tensors of the real device stand in.
         """
         stand_in, mode = self._stand_ins()
-        self.batch_norms.let_move(False)
-        with torch.enable_grad(), mode, self._precision():
+        with torch.enable_grad(), mode, self._precision(), self.batch_norms.still():
 
             def arrived(spec: TensorSpec) -> Tensor:
                 return stand_in(spec.empty(torch.device("meta"))).requires_grad_(spec.requires_grad)

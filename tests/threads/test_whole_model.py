@@ -96,6 +96,9 @@ def test_a_failure_names_the_action() -> None:
         engine.train(0, mini_batch(TRANSFORMER))
 
 
+MSE = Loss(nn.functional.mse_loss)
+
+
 class _Counting(nn.Linear):
     forwards = 0
 
@@ -108,11 +111,27 @@ class _Counting(nn.Linear):
 def test_recomputed_micro_batches_run_their_forward_again(recompute: str, forwards: int) -> None:
     layers = [_Counting(4, 4), _Counting(4, 4)]
     stages = {
-        number: Stage([layer], number, SEED, CPU, None, Loss(nn.functional.mse_loss) if number else None)
-        for number, layer in enumerate(layers)
+        number: Stage([layer], number, SEED, CPU, None, MSE if number else None) for number, layer in enumerate(layers)
     }
     model, batch = WholeModel(stages), mini_batch(MODELS["mlp"])
     batch.inputs.resize_(11, 4)
     for micro_batch in micro_batches_of_rank(config(4, recompute), batch, 0, 1):
         model(0, micro_batch).backward()
     assert [layer.forwards for layer in layers] == [forwards, forwards]
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+def test_a_recompute_moves_no_statistics_of_batch_norm(deferred: bool) -> None:
+    def moved(recompute: str) -> list[torch.Tensor]:
+        torch.manual_seed(SEED)
+        layers = [nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), nn.Linear(4, 4)]
+        cut = (Stage(layers[:1], 0, SEED, CPU, None, None, False, deferred), Stage(layers[1:], 1, SEED, CPU, None, MSE))
+        batch = mini_batch(MODELS["mlp"])
+        for micro_batch in micro_batches_of_rank(config(4, recompute), batch, 0, 1):
+            WholeModel(dict(enumerate(cut)))(0, micro_batch).backward()
+        cut[0].batch_norms.commit()
+        return list(cut[0].module.buffers())
+
+    for plain, recomputed in zip(moved("never"), moved("always"), strict=True):
+        assert torch.equal(plain, recomputed)
+        assert float(plain.abs().sum()) > 0
