@@ -632,7 +632,8 @@ TARGET_FORM = "package.module:function"
 
 def _is_target(text: str) -> bool:
     module, colon, function = text.partition(":")
-    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    parts = module.split(".")
+    return bool(colon) and function.isidentifier() and parts[-1] != "py" and all(map(str.isidentifier, parts))
 
 
 def _check_target(key: str, target: str | None) -> None:
@@ -694,7 +695,10 @@ def _check_budget(config: RunConfig) -> None:
     budget = config.recompute_budget
     if config.recompute != Recompute.BUDGET.value:
         if budget is not None:
-            _fail("recompute_budget", budget, f"null with recompute={config.recompute}: only budget keeps one")
+            told = (
+                f"null with recompute={config.recompute}: only budget keeps one (one_of of an experiment sweeps both)"
+            )
+            _fail("recompute_budget", budget, told)
         return
     if type(budget) not in (int, float) or not budget > 0:
         _fail("recompute_budget", budget, "MiB of activations a rank, above 0, with recompute=budget")

@@ -83,7 +83,8 @@ class _Taken(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, x: Tensor, take: Callable[[Tensor, Tensor], None]) -> Tensor:
         ctx.save_for_backward(x)
         ctx.take = take
-        return y.view_as(y)
+        ctx.mark_dirty(y)  # so that the output is no view, which a layer after it could not change in place
+        return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:

@@ -68,6 +68,8 @@ def read_saved(folder: Path) -> Saved:
         saved = Saved(**content, layers=layers)
         if not all(type(number) is int and number >= 0 for number in (saved.step, saved.seed)):
             raise ValueError(f"step={saved.step!r} seed={saved.seed!r}: expected whole numbers")
+        if not isinstance(saved.loss_scale, float | None) or type(saved.num_good) is not int:
+            raise TypeError(f"loss_scale={saved.loss_scale!r} num_good={saved.num_good!r}: expected numbers")
         if not isinstance(saved.model, dict) or not isinstance(saved.optimizer, dict):
             raise TypeError("expected names and values for model and optimizer")
     except (OSError, ResultError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -90,6 +92,9 @@ def check_loadable(config: RunConfig) -> None:
             _expect(folder, f"model.{entry.name}", value, before)
     _expect(folder, "layers of the model", config.model.num_layers, len(saved.layers))
     _expect(folder, "optimizer.name", config.optimizer.name, saved.optimizer.get("name"))
+    if saved.step % int(saved.optimizer.get("accumulate", 1)):  # gradients wait, made by these two
+        for key in ("accumulate", "loss_scale"):
+            _expect(folder, f"optimizer.{key}", getattr(config.optimizer, key), saved.optimizer.get(key))
     for index in range(len(saved.layers)):
         path = folder / layer_file(index)
         if path.is_symlink() or not path.is_file():

@@ -116,8 +116,11 @@ class AutogradSplit:
 
 
 def detachable(output: Tensor) -> Tensor:
-    """Return a stage's output as torch's split can take it: it detaches it in place, which a view refuses."""
-    return output.clone() if output._is_view() else output
+    """Return a stage's output as torch's split can take it, which detaches it in place.
+
+    A view refuses that, and it must not happen to a leaf, which is the stage's own input.
+    """
+    return output.clone() if output._is_view() or output.is_leaf else output
 
 
 def _edge_of(output: Tensor) -> GradientEdge | None:

@@ -205,7 +205,9 @@ class Executor:
         if last is not None and last.loss is not None:
             self._counts = [self.count(target) for target in self._targets]
             if num_counted == 0:
-                raise StageError(f"rank {self._rank}: there is nothing in the mini-batch of step {self._step} to learn")
+                raise StageError(
+                    f"rank {self._rank}: the loss is a mean over nothing: no target of the whole batch counts"
+                )
             shares = [count / num_counted for count in self._counts]
             self._weights, self._loss_gradients = self._on_device(shares, loss_factor)
         if self._adds_to_loss:

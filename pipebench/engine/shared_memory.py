@@ -155,6 +155,11 @@ class _Outbox:
         while not self._free:
             select.select([self._emptied], [], [])
             self._take_back()
+        if tensor.nbytes > self._room.slot_bytes:
+            raise ValueError(
+                f"{tensor.nbytes} bytes to send: expected at most {self._room.slot_bytes}, what a training step sends; "
+                "transport=network has no such limit"
+            )
         slot = heapq.heappop(self._free)
         self._slots.view(slot, tensor.shape, tensor.dtype).copy_(tensor)
         os.write(self._announced, _ANNOUNCED.pack(tag, slot))

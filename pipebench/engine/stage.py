@@ -111,8 +111,8 @@ class Stage:
         self.loss = loss
         self.batch_norms = BatchNorms(self.module, deferred_batch_norm)
         self._layers = list(self.module)
-        self.arrange(runs or [LayerRun.KEEP] * len(self._layers))
-        self.backward = backward_of(self.module, splits_backward, LayerRun.AGAIN in self._runs)
+        self.backward = backward_of(self.module, splits_backward, LayerRun.AGAIN in runs)
+        self.arrange(runs or [LayerRun.KEEP] * len(self._layers))  # after it: plain linear layers have become ours
         self._declared = [declared_by(layer) for layer in self._layers]
         self.has_auxiliary_loss = any(declared.adding for declared in self._declared)
         self._indices = range(first_layer, first_layer + len(self._layers))

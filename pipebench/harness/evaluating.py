@@ -1,5 +1,6 @@
 """Evaluations between training steps, outside of what is timed."""
 
+import math
 from collections.abc import Collection
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from pipebench.config import RunConfig
 from pipebench.data import evaluation_batch
 from pipebench.engine.pipeline import Pipeline
+from pipebench.errors import LossError
 from pipebench.peers.protocol import Engine
 from pipebench.record import Evaluation
 
@@ -40,6 +42,8 @@ class Evaluations:
         assert self._batch is not None
         assert isinstance(self._engine, Pipeline), "abilities let no other engine come here"
         outcome = self._engine.evaluate(self._batch.to(str(self._device)))
+        if outcome.loss is not None and not math.isfinite(outcome.loss):
+            raise LossError(f"rank {dist.get_rank()}: the loss of the evaluation after step {step} is {outcome.loss}")
         told = [outcome.loss or 0.0, *(outcome.metrics.get(name, 0.0) for name in self._metrics)]
         summed = torch.tensor(told, dtype=torch.float64)
         dist.all_reduce(summed)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from pipebench.activations import footprint_of, spans, stage_activations
 from pipebench.config import RunConfig, limit_in_pipelines, num_stages_of
@@ -13,7 +14,7 @@ from pipebench.record import LayerProfile, LayerRun, far_skips
 from pipebench.schedule.action import Op, Schedule
 from pipebench.schedule.builders import Recompute, with_recompute, with_skips
 from pipebench.schedule.catalogue import ZB_AUTO, build
-from pipebench.schedule.memory import StageActivations, peak_bytes
+from pipebench.schedule.memory import StageActivations, most_activation_bytes, peak_bytes
 from pipebench.schedule.search import Found, search
 
 MIB = 2**20
@@ -62,25 +63,27 @@ def within_budget(
     What a layer lets go of counts as often as its stage has micro-batches in flight; whether a choice fits says the
     memory model. Raise LimitError, with the least that would do, where not even all together fit.
     """
-    runs = [LayerRun.KEEP] * len(layers.names)
+    runs, least = [LayerRun.KEEP] * len(layers.names), dict[int, float]()
     for rank in range(schedule.num_ranks):
         candidates = _candidates(layers, layers_per_stage, schedule, rank)
 
         def held(again: tuple[int, ...], rank: int = rank) -> float:
             chosen = [LayerRun.AGAIN if index in again else LayerRun.KEEP for index in range(len(runs))]
             stages = stage_activations(layers, layers_per_stage, chosen)
-            return peak_bytes(schedule, schedule.rows[rank], stages).activation_bytes
+            return most_activation_bytes(schedule, schedule.rows[rank], stages)
 
         found = cheapest(candidates, lambda again, held=held: held(again) <= budget_bytes)  # type: ignore[misc]
         if found is None:
-            least = held(tuple(candidate.layer for candidate in candidates))
-            raise LimitError(
-                f"recompute_budget={budget_bytes / MIB:g}: rank {rank} holds {least / MIB:.4g} MiB of activations when "
-                "every layer runs again: expected at least that",
-                least,
-            )
-        for index in found:
+            least[rank] = held(tuple(candidate.layer for candidate in candidates))
+        for index in found or ():
             runs[index] = LayerRun.AGAIN
+    if least:
+        rank = max(least, key=lambda each: least[each])
+        raise LimitError(
+            f"recompute_budget={budget_bytes / MIB:g}: rank {rank} holds {ceil(least[rank] / MIB * 1e3) / 1e3:g} MiB "
+            "of activations when every layer runs again: expected at least that",
+            least[rank],
+        )
     return tuple(runs)
 
 

@@ -7,6 +7,7 @@ memory, but for functions that do not work there. What is found wrong is one lin
 
 import copy
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
@@ -84,7 +85,7 @@ def _run(config: RunConfig, model: LayerSequence, batch: MiniBatch) -> None:
     for size in sorted({*micro_batch_sizes(config.batch, config.micro), config.batch}):
         piece = batch.split([size, config.batch - size])[0] if size < config.batch else batch
         output = _through(layers, moved(piece.inputs, "meta"), size)
-        _check_loss(config, model, output, piece.targets)
+        _check_loss(config, model, output, piece)
 
 
 def _through(layers: Sequence[nn.Module], value: Value, num_samples: int) -> Value:
@@ -92,8 +93,15 @@ def _through(layers: Sequence[nn.Module], value: Value, num_samples: int) -> Val
     with torch.no_grad():
         for index, layer in enumerate(layers):
             declared = declared_by(layer)
-            result = _result_of(index, layer, (value, *(kept.pop(name) for name in declared.pops)))
             who = f"layer {index} ({type(layer).__name__})"
+            taken = (value, *(kept.pop(name) for name in declared.pops))
+            versions = _versions(taken)
+            result = _result_of(who, layer, taken)
+            if _versions(taken) != versions:
+                raise ConfigError(
+                    f"{who} changes its input in place, which a recompute needs again: expected inplace=False, or one "
+                    "nn.Sequential of it and the layer before it"
+                )
             value = _value_of(who, result, declared.stashes, kept)
             for tensor in (*tensors_of(value), *kept.values()):
                 if tensor.dim() == 0 or len(tensor) != num_samples:
@@ -122,19 +130,27 @@ def _value_of(who: str, result: object, stashed: Sequence[str], kept: dict[str, 
     return result  # type: ignore[return-value]
 
 
-def _result_of(index: int, layer: nn.Module, values: tuple[Value, ...]) -> object:
+def _versions(values: Sequence[Value]) -> list[int]:
+    """Return how often each tensor was changed in place."""
+    return [tensor._version for value in values for tensor in tensors_of(value)]
+
+
+def _result_of(who: str, layer: nn.Module, values: tuple[Value, ...]) -> object:
     """Call a layer on the meta device; where that fails, a run with zeros tells whose fault it is."""
     try:
         return layer(*values)
     except Exception as error:
-        who, taken = f"layer {index} ({type(layer).__name__})", " and ".join(map(told, values))
+        taken = " and ".join(map(told, values))
         try:
             _for_real(layer)(*(_zeros(value) for value in values))
         except Exception as real:
-            raise ConfigError(f"{who} cannot take {taken}: {told_error(real)}") from real
+            raise ConfigError(
+                f"{who} cannot take {taken}, which is all it is called with: {told_error(real)}: expected a layer for "
+                "what the one before it returns, or pops = (name,) for a tensor of an earlier one"
+            ) from real
         raise ConfigError(
-            f"{who} has shapes that depend on data, or makes tensors on another device than its input's: "
-            f"{told_error(error)}: expected shapes that follow from its input's shape, and device=x.device"
+            f"{who} has shapes or branches that depend on data, or makes tensors on another device than its input's: "
+            f"{told_error(error)}: expected what follows from its input's shape alone, and device=x.device"
         ) from error
 
 
@@ -152,15 +168,33 @@ def _zeros(value: Value) -> Value:
     return tuple(torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in value)
 
 
-def _check_loss(config: RunConfig, model: LayerSequence, output: Value, targets: Value) -> None:
+def _check_loss(config: RunConfig, model: LayerSequence, output: Value, piece: MiniBatch) -> None:
+    """Call the loss with made-up numbers: whole and cut in two, for only a mean is the same for any M."""
     name = f"model.loss={config.model.loss}" if isinstance(config.model, CustomConfig) else "the loss"
+    made_up, targets = _noise(output), piece.targets
     try:
-        loss = model.loss(_zeros(output), targets)
-        model.count(targets)
+        loss = model.loss(made_up, targets)
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            raise ConfigError(f"{name} returns {told(loss)}: expected one number, the mean over the samples")
+        halves = MiniBatch(made_up, targets).split(micro_batch_sizes(len(piece), min(2, len(piece))))
+        counts = [float(model.count(half.targets)) for half in halves]
+        parts = [float(model.loss(half.inputs, half.targets)) * n for half, n in zip(halves, counts, strict=True) if n]
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"{name} cannot take what the last layer returns, {told(output)}, with targets {told(targets)}: "
             f"{told_error(error)}"
         ) from error
-    if not isinstance(loss, Tensor) or loss.dim() != 0:
-        raise ConfigError(f"{name} returns {told(loss)}: expected one number, the mean over the samples")
+    if sum(counts) and not math.isclose(float(loss), mean := sum(parts) / sum(counts), rel_tol=1e-3, abs_tol=1e-6):
+        raise ConfigError(
+            f"{name} is {float(loss):.4g} of {len(piece)} samples at once and {mean:.4g} as a mean over two parts: "
+            "expected a mean over the samples, or a function with an attribute count(targets): over how many things"
+        )
+
+
+def _noise(value: Value) -> Value:
+    if isinstance(value, Tensor):
+        random = torch.randn(value.shape, generator=torch.Generator().manual_seed(0))
+        return random.to(value.dtype) if value.is_floating_point() else _zeros(value)
+    return tuple(tensor for one in value for tensor in tensors_of(_noise(one)))

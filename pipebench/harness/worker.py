@@ -172,6 +172,7 @@ class Bench:
         self._whereabouts = whereabouts
         self._sizes = micro_batch_sizes(job.config.batch, job.config.micro)
         self._bundles: Bundles = {}
+        self._num_agreed = 0
 
     def build_engine(self, device: torch.device) -> tuple[Engine, Transport]:
         """Build the layers this process is to hold and the configured engine around them."""
@@ -185,7 +186,7 @@ class Bench:
         numbers = job.schedule.stages_of_rank(job.rank) if pipelined else range(job.schedule.num_stages)
         stages = self._build_stages(numbers, device)
         if pipelined:
-            self._bundles = self._agree_on_bundles(stages, str(device), self._sizes)
+            self._bundles = self._agree_on_bundles(stages, self._sizes)
         return Parts(
             job.config,
             job.schedule,
@@ -198,7 +199,7 @@ class Bench:
             self._transport(device),
             CudaStopwatch() if device.type == "cuda" else HostStopwatch(),
             self._whereabouts,
-            partial(self._agree_on_bundles, stages, str(device)),
+            partial(self._agree_on_bundles, stages),
         )
 
     def _build_stages(self, numbers: Sequence[int], device: torch.device) -> dict[int, Stage]:
@@ -307,14 +308,15 @@ class Bench:
                     times[stage] = (whole, empty)
         return [whole for whole, _ in times.values()], [empty for _, empty in times.values()]
 
-    def _agree_on_bundles(self, stages: Mapping[int, Stage], device: str, sizes: Sequence[int]) -> Bundles:
+    def _agree_on_bundles(self, stages: Mapping[int, Stage], sizes: Sequence[int]) -> Bundles:
         """Learn what passes around this rank's stages: whoever owns a stage works out what leaves it and tells.
 
         The whole group calls this, for micro-batches of the same `sizes`.
         """
         distinct = sorted(set(sizes))
         place = [distinct.index(size) for size in sizes]
-        name = f"{device[:4]} bundles of {distinct}"
+        self._num_agreed += 1  # alike on all ranks; other devices and eval mode ask for the same sizes again
+        name = f"bundles {self._num_agreed}"
         schedule, names = self._job.schedule, skips_between(layout_of(self._model), self._job.layers_per_stage)
         bundles: dict[tuple[int, int], list[Bundle]] = {}
         for number, stage in sorted(stages.items()):

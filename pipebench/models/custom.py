@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from pipebench.config import CustomConfig
 from pipebench.errors import ConfigError
@@ -73,6 +74,11 @@ def _layers_of(made: object, written: str) -> list[nn.Module]:
     for index, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
             raise ConfigError(f"{written}: item {index} is a {type(layer).__name__}, no nn.Module: {_WANTED}")
+        if any(map(is_lazy, (*layer.parameters(), *layer.buffers()))):
+            raise ConfigError(
+                f"layer {index} ({type(layer).__name__}) has parameters without a shape: expected a layer that is not "
+                "lazy, such as nn.Linear(inputs, outputs) in the place of nn.LazyLinear(outputs)"
+            )
     if not layers:
         raise ConfigError(f"{written}: returned no layers: {_WANTED}")
     return layers

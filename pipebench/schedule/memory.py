@@ -73,6 +73,14 @@ def peak_bytes(schedule: Schedule, row: Row, stages: Sequence[StageActivations])
     return Peak(float(activations[most]), float(beside[most]))
 
 
+def most_activation_bytes(schedule: Schedule, row: Row, stages: Sequence[StageActivations]) -> float:
+    """Return the most activations that a rank holds at any time, be its peak with gradients another."""
+    if not row:
+        return 0.0
+    held = held_bytes(schedule, row, stages)
+    return float(np.concatenate([held, _before(held) + _within(row, stages)[0]]).max())
+
+
 def _before(after: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([[0.0], after[:-1]])
 

@@ -190,7 +190,7 @@ def test_a_budget_that_nothing_keeps_is_refused_with_the_least_that_would_do() -
         predicted_by("mlp", "stages=1 recompute=budget recompute_budget=0.001")
     enough = told.value.needed_bytes
     [held] = predicted_by("mlp", f"stages=1 recompute=budget recompute_budget={enough / MIB}")
-    assert held == enough
+    assert held <= enough
 
 
 @pytest.mark.parametrize("model", MODELS)

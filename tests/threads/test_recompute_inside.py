@@ -8,12 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from plain import MLP, SYNTHETIC, TRANSFORMER, Model, assert_close, assert_identical, build, gradients
-from ranks import Point, run
+from plain import MLP, SEED, SYNTHETIC, TRANSFORMER, Model, assert_close, assert_identical, build, gradients
+from ranks import CPU, Point, run
 from torch import Tensor, nn
 
 from pipebench.config import TransformerConfig
+from pipebench.data.batch import MiniBatch
 from pipebench.engine.recompute import arrange
+from pipebench.engine.stage import Stage
+from pipebench.linear import Linear
+from pipebench.models.layers import LayerSequence, one_by_one
 from pipebench.record import LayerRun
 from pipebench.schedule.builders import Recompute
 
@@ -41,6 +45,44 @@ def test_gradients_and_losses_are_those_without_recompute(
     never, again = run(point), run(replace(point, recompute=recompute))
     assert_identical(gradients(again.layers), gradients(never.layers))
     assert again.losses == never.losses
+
+
+def users_block() -> nn.Module:
+    """What a user writes: plain layers, of which one changes what came in its place."""
+    return nn.Sequential(nn.Linear(6, 6), nn.LeakyReLU(inplace=True), nn.Linear(6, 6))
+
+
+USERS = LayerSequence(7, one_by_one([*[users_block] * 3, nn.Identity, *[users_block] * 3]), nn.functional.mse_loss)
+
+
+def numbers(step: int, num_samples: int) -> MiniBatch:
+    x = torch.randn(2, num_samples, 6, generator=torch.Generator().manual_seed(step))
+    return MiniBatch(x[0], x[1])
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), [("1f1b", 7), ("zb_h1", 1), ("zb_h1", 7), ("zb_v", 2)])
+@pytest.mark.parametrize("recompute", list(Recompute))
+def test_layers_of_users_that_work_in_place_or_do_nothing_run_on_every_schedule(
+    name: str, recompute: Recompute, num_ranks: int
+) -> None:
+    """On seven ranks one stage hands on what it was given."""
+    layers, loss_of = build(USERS)
+    for piece in numbers(0, 11).split([4, 4, 3]):
+        x = piece.inputs
+        for layer in layers:
+            x = layer(x)
+        (loss_of(x, piece.targets) * (len(piece) / 11)).backward()
+    trained = [layer for layer in layers if list(layer.parameters())]
+    outcome = run(Point(USERS, name, recompute, num_ranks, data=numbers))
+    assert_close(gradients([layer for layer in outcome.layers if list(layer.parameters())]), gradients(trained))
+
+
+@pytest.mark.parametrize("linear", [nn.Linear, Linear])
+def test_a_linear_layer_that_runs_again_is_told_so_be_it_ours_or_plain(linear: type[nn.Linear]) -> None:
+    """Otherwise what it puts off would hold its input from the first forward on."""
+    block = nn.Sequential(linear(6, 6), nn.Tanh())
+    Stage([block], 0, SEED, CPU, splits_backward=True, runs=[LayerRun.AGAIN])
+    assert block[0].recomputed
 
 
 def test_scores_that_run_again_draw_the_same_dropout() -> None:

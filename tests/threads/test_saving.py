@@ -275,3 +275,20 @@ def test_a_missing_layer_is_refused_before_anything_starts(tmp_path: Path) -> No
     write_saved(tmp_path, saved_after(5, config(), [SavedLayer("Linear", "")] * config().model.num_layers))
     with pytest.raises(ConfigError, match=r"has no file layer-0000\.safetensors: expected one for each layer"):
         check_loadable(config(f"load={tmp_path}"))
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("optimizer.accumulate=3", "optimizer.accumulate=3: expected 2"),
+        ("optimizer.loss_scale=1024", "optimizer.loss_scale=1024: expected None"),
+    ],
+)
+def test_gradients_that_wait_for_an_update_are_not_mixed_with_others(
+    override: str, reason: str, tmp_path: Path
+) -> None:
+    before, layers = config("optimizer.accumulate=2"), [SavedLayer("Linear", "")] * config().model.num_layers
+    write_saved(tmp_path, saved_after(5, before, layers))
+    with pytest.raises(ConfigError) as caught:
+        check_loadable(config(f"load={tmp_path}", "optimizer.accumulate=2", override))
+    assert str(caught.value) == f"{reason}, as it was when load={tmp_path} was saved"

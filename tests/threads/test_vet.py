@@ -131,13 +131,18 @@ def layers(body: str, call: str = "Mine()") -> str:
         (layers("        return x, None"), "layer 1 (Mine) returns a tuple of (2, 6) float32, a NoneType: expected "),
         (
             layers("        return x[x > 0]"),
-            "layer 1 (Mine) has shapes that depend on data, or makes tensors on another device than its input's: ",
+            "layer 1 (Mine) has shapes or branches that depend on data, or makes tensors on another device ",
         ),
         (
             layers("        return x + torch.ones(6)"),
-            "layer 1 (Mine) has shapes that depend on data, or makes tensors on another device than its input's: ",
+            "layer 1 (Mine) has shapes or branches that depend on data, or makes tensors on another device ",
         ),
-        (layers("        return x", "nn.Linear(5, 6)"), "layer 1 (Linear) cannot take (2, 6) float32: RuntimeError: "),
+        (layers("        return x", "nn.Linear(5, 6)"), "layer 1 (Linear) cannot take (2, 6) float32, which is all "),
+        (
+            layers("        return x.relu_()"),
+            "layer 1 (Mine) changes its input in place, which a recompute needs again: expected inplace=False, or one "
+            "nn.Sequential of it and the layer before it",
+        ),
         (
             layers("        return x.sum(0, keepdim=True)"),
             "layer 1 (Mine) returns (1, 6) float32 for 2 samples: expected the samples first, also in what it stashes",
@@ -163,6 +168,7 @@ def layers(body: str, call: str = "Mine()") -> str:
             "with what the one before it returned",
         ),
         ("\ndef model():\n    return [torch.relu]\n", "model.target=mine:model: item 0 is a builtin_function"),
+        ("\ndef model():\n    return [nn.LazyLinear(3)]\n", "layer 0 (LazyLinear) has parameters without a shape: exp"),
         ("\ndef model():\n    return []\n", "model.target=mine:model: returned no layers: expected "),
         ("\ndef model():\n    raise KeyError('x')\n",
          "model.target=mine:model: model() raised KeyError: 'x' (mine.py, line "),
@@ -208,6 +214,13 @@ def test_data_that_no_model_can_learn_from_are_refused(look: Look, text: str, li
     refusal = look(GOOD + text).refusal
     assert refusal.startswith(line)
     assert "\n" not in refusal
+
+
+def test_a_loss_that_is_no_mean_would_depend_on_the_number_of_micro_batches(look: Look) -> None:
+    added_up = "\ndef loss(output, target):\n    return nn.functional.cross_entropy(output, target, reduction='sum')\n"
+    told = look(GOOD + added_up + DATA, loss="mine:loss").refusal
+    assert "model.loss=mine:loss is " in told
+    assert "expected a mean over the samples, or a function with an attribute count(targets): over how many" in told
 
 
 def test_a_loss_of_ones_own_is_one_number(look: Look) -> None:

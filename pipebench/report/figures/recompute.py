@@ -4,6 +4,7 @@ One point for each setting and M; the picture stands only where there are severa
 O(N + (L/K)(N/M)) for N samples of a mini-batch and L layers, shows what its recompute would keep.
 """
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,7 @@ def _setting(row: Row) -> str:
 def _panel(axes: "Axes", title: str, across: str, up: str) -> None:
     import seaborn
 
-    axes.set_title(title, fontsize=9.5, loc="left")
+    axes.set_title("\n".join(textwrap.wrap(title, 46)), fontsize=9.5, loc="left")
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.grid(axis="both", color=RULE, linewidth=0.8)
@@ -105,13 +106,16 @@ def _draw(left: "Axes", right: "Axes", rows: Sequence[Row], budgets: Sequence[fl
                 axes.plot([x], [y], marker, color=colour, markerfacecolor=face, markersize=6, zorder=3)
         for row, x, y in zip(own, at_s, peaks, strict=True):
             left.annotate(f"M={row[M]}", (x, y), (4, 4), textcoords="offset points", fontsize=7, color=MUTED)
-    curve = {row[M]: row["activations_gpipe_bytes"] for row in rows if row["activations_gpipe_bytes"] is not None}
+    curve = dict[int, int]()
+    for row in rows:  # cuts and the largest rank differ between settings, and so does GPipe's count of them
+        if row["activations_gpipe_bytes"] is not None:
+            curve[row[M]] = max(curve.get(row[M], 0), row["activations_gpipe_bytes"])
     right.plot(sorted(curve), [curve[m] / MIB for m in sorted(curve)], ":.", color=INK, linewidth=1.6)
     right.set_xscale("log", base=2)
     right.set_xticks(counts, labels=[str(count) for count in counts])
     right.minorticks_off()
     for axes in (left, right):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
 
 
 def _by_setting(rows: Sequence[Row]) -> dict[str, list[Row]]:
