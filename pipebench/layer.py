@@ -30,13 +30,18 @@ class Declared:
     adding: tuple[nn.Module, ...]
 
 
+PLAIN = Declared((), (), {}, ())
+"""What most layers say: nothing."""
+
+
 def declared_by(layer: nn.Module) -> Declared:
-    return Declared(
+    declared = Declared(
         pops=tuple(getattr(layer, "pops", ())),
         stashes=tuple(getattr(layer, "stashes", ())),
         ties=dict(getattr(layer, "ties", {})),
         adding=tuple(module for module in layer.modules() if hasattr(module, "auxiliary_loss")),
     )
+    return PLAIN if declared == PLAIN else declared
 
 
 def run_layer(call: Callable[..., Any], declared: Declared, value: Value, kept: dict[str, Tensor]) -> Any:

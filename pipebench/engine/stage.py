@@ -13,7 +13,7 @@ from torch.func import functional_call
 from pipebench.engine.backward import backward_of
 from pipebench.engine.batch_norm import BatchNorms
 from pipebench.engine.recompute import arrange, run_again
-from pipebench.layer import Declared, declared_by, run_layer, take_auxiliary_loss
+from pipebench.layer import PLAIN, Declared, declared_by, run_layer, take_auxiliary_loss
 from pipebench.record import LayerRun
 from pipebench.seeds import Purpose, seeds_of
 from pipebench.values import Value, num_samples, tensors_of
@@ -144,6 +144,10 @@ class Stage:
         auxiliary = list[Tensor]()
         with self._precision():
             for layer, declared, how, seed in zip(self._layers, self._declared, self._runs, seeds, strict=True):
+                if declared is PLAIN and how != LayerRun.AGAIN:  # nearly all layers: what follows does the same slower
+                    self._generator.manual_seed(seed)
+                    value = layer(value)
+                    continue
                 if how == LayerRun.AGAIN:
                     once = partial(self.run_layer, layer, declared, seed)
                     value, added = run_again(once, declared, self.batch_norms, value, kept)
