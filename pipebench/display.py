@@ -87,7 +87,8 @@ class Display:
         self._console.print(Text(text, style="yellow"), soft_wrap=True)
 
     def _name(self, config: RunConfig) -> str:
-        parts = [f"{key}={value_at(config, key)}" for key in dict.fromkeys(("stages", "micro", *self._swept))]
+        settings = {key: value_at(config, key) for key in ("stages", "micro", *self._swept)}
+        parts = [f"{key}={value}" for key, value in settings.items() if value is not None]
         return "one device, for the speed-up" if config in self._references else " ".join(parts)
 
     def _draw(self, progress: Progress) -> None:

@@ -36,6 +36,11 @@ MARKS = "!*~"
 _SPECIAL = {ord(character): f"&#{ord(character)};" for character in "|<>*`[]\\~$"}
 
 
+def setting(value: object) -> str:
+    """Return a setting as a user writes it, a dash where it has none."""
+    return NOTHING if value is None else str(value)
+
+
 def digits(value: float | None, num: int = 3) -> str:
     """Return `num` significant digits, in plain notation and never fewer than all whole digits."""
     if value is None:

@@ -19,6 +19,7 @@ from pipebench.report.cells import (
     mebibytes,
     milliseconds,
     scientific,
+    setting,
     tenths,
     with_interval,
 )
@@ -29,8 +30,8 @@ from pipebench.rows import COMPARABLE, Row, StageRow
 
 
 def point_name(row: Row, rows: Sequence[Row]) -> str:
-    """Return such as `K=2, M=8, schedule=1f1b`: enough to tell the row from the others."""
-    others = "".join(f", {name}={row[name]}" for name in varying(rows))
+    """Return such as `K=2, M=8, schedule=1f1b`: enough to tell the row from the others. What is not set is not told."""
+    others = "".join(f", {name}={row[name]}" for name in varying(rows) if row[name] is not None)
     return f"K={row[K]}, M={row[M]}{others}"
 
 
@@ -51,7 +52,7 @@ def results_table(rows: Sequence[Row]) -> Table:
     }
     lines = [
         (
-            *(Cell(str(row[name]), _number(row[name])) for name in (K, M, *names)),
+            *(Cell(setting(row[name]), _number(row[name])) for name in (K, M, *names)),
             Cell(row["status"] + marks(row), key=row["key"], status=_bad_status(row)),
             *(cell(row) for cell in numbers.values()),
         )
@@ -221,7 +222,7 @@ def ledger_table(rows: Sequence[Row]) -> Table | None:
     lines = tuple(
         (
             Cell(str(row[K]), row[K], key=row["key"]),
-            *(Cell(str(row[name]), _number(row[name])) for name in (M, *names)),
+            *(Cell(setting(row[name]), _number(row[name])) for name in (M, *names)),
             Cell((marks(row) + kind(row)).strip()),
             Cell(milliseconds(row["step_s"]), row["step_s"]),
             *(Cell(tenths(row[f"ledger_{part}"]), row[f"ledger_{part}"]) for part in PARTS),
@@ -249,7 +250,7 @@ def references_table(sweep: Sweep) -> Table | None:
     lines = tuple(
         cells(
             (
-                *(str(row[name]) for name in names),
+                *(setting(row[name]) for name in names),
                 f"{row['status']}: {row['message']}" if row["message"] else row["status"],
                 milliseconds(row["step_s"]),
                 digits(row["samples_per_s"]),
@@ -290,7 +291,7 @@ def _described(value: Any) -> str:
     content = dataclasses.asdict(value)
     name = content.pop("name")
     content.pop("kind", None)
-    settings = ", ".join(f"{key}={setting}" for key, setting in content.items())
+    settings = ", ".join(f"{key}={value}" for key, value in content.items())
     return f"{name} ({settings})" if settings else str(name)
 
 

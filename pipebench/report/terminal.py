@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pipebench.grid import K, M, varying
-from pipebench.report.cells import LEGEND, MARKS, NOTHING, bubble, digits, marks, mebibytes, with_interval
+from pipebench.report.cells import LEGEND, MARKS, NOTHING, bubble, digits, marks, mebibytes, setting, with_interval
 from pipebench.report.engines import EngineSet
 from pipebench.report.glance import at_a_glance
 from pipebench.report.noise import floor_of
@@ -91,7 +91,7 @@ def terminal_table(rows: Sequence[Row], gap: int = 2) -> "Table":
     table.add_column("", no_wrap=True)
     for row in rows:
         bad = row["status"] not in (*COMPARABLE, "pending")
-        cells = [str(row[name]) for name in (K, M, *names)] + [row["status"], *_numbers(row), marks(row)]
+        cells = [setting(row[name]) for name in (K, M, *names)] + [row["status"], *_numbers(row), marks(row)]
         table.add_row(*(Text(cell) for cell in cells), style="red" if bad else None)
     return table
 

@@ -129,6 +129,25 @@ def test_losses_after_going_on_are_those_of_training_that_never_stopped(
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("name", "recompute", "num_ranks"),
+    [
+        ("zb_v", Recompute.LAYER, 2),
+        ("interleaved", Recompute.NEVER, 2),
+        ("zb_h1", Recompute.ALWAYS, 4),
+        ("gpipe", Recompute.NEVER, 1),
+    ],
+)
+def test_training_goes_on_on_any_schedule_and_number_of_ranks(
+    name: str, recompute: Recompute, num_ranks: int, tmp_path: Path
+) -> None:
+    before = Point(TRANSFORMER, "interleaved", num_stages=2)
+    whole = run(before, 6, True, OPTIMIZERS["adamw"])
+    after = Point(TRANSFORMER, name, recompute, num_ranks)
+    first, second = interrupted(before, after, tmp_path, OPTIMIZERS["adamw"])
+    assert [*first.losses, *second.losses] == pytest.approx(whole.losses, rel=1e-6)
+
+
 def buffers(layers: Sequence[nn.Module]) -> list[Tensor]:
     return [buffer for layer in layers for buffer in layer.buffers()]
 

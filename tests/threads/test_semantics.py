@@ -2,12 +2,23 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from plain import SEED, assert_close, assert_identical, build, gradients
+from plain import (
+    SEED,
+    TRANSFORMER,
+    assert_close,
+    assert_identical,
+    build,
+    gradients,
+    mini_batch,
+    parameters,
+    plain_backward,
+)
 from ranks import Outcome, Point, run
 from torch import Tensor, nn
 from torch.nn import functional
@@ -267,7 +278,7 @@ def test_a_skip_goes_straight_to_its_consumers_rank_and_its_gradient_straight_ba
     assert len(passing) == 2 * (3 + 2)
 
 
-@pytest.mark.parametrize("name", ["naive", "1f1b"])
+@pytest.mark.parametrize("name", ["naive", "1f1b", "zb_h1"])
 @every_recompute
 def test_a_skip_is_freed_after_its_backward(name: str, recompute: Recompute) -> None:
     alive, most = set[int](), list[int]()
@@ -383,3 +394,30 @@ def test_frozen_layers_get_no_gradient_and_those_after_them_the_right_one(name: 
             loss.backward()
     assert all(p.grad is None for layer in outcome.layers[:num_frozen] for p in layer.parameters())
     assert_close(gradients(outcome.layers[num_frozen:]), gradients(layers[num_frozen:]))
+
+
+TIED = replace(TRANSFORMER, layers=5, tied=True)
+
+
+@cache
+def trained_with_one_table() -> dict[str, Tensor]:
+    """Two steps of plain PyTorch, in which embedding and head share a parameter."""
+    layers, loss_of = build(TIED)
+    assert layers[-1].project.weight is layers[0].token.weight
+    parameters_once = nn.ModuleList(layers).parameters()
+    optimizer = torch.optim.SGD(parameters_once, lr=0.1)
+    for step in range(2):
+        plain_backward(layers, loss_of, mini_batch(TIED, step), 4, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters(layers)
+
+
+@every_schedule
+@pytest.mark.parametrize("recompute", [Recompute.NEVER, Recompute.ALWAYS, Recompute.LAYER])
+@up_to_four_ranks
+def test_tied_tables_stay_one_table_on_every_schedule(name: str, recompute: Recompute, num_ranks: int) -> None:
+    outcome = run(Point(TIED, name, recompute, num_ranks, 4), 2, train=True)
+    found = parameters(outcome.layers)
+    assert_close(found, trained_with_one_table())
+    assert torch.equal(found["0.token.weight"], found["11.project.weight"])

@@ -39,7 +39,7 @@ def bar_label(row: Row, rows: Sequence[Row]) -> str:
 
     A word says what it is a value of; a number does not. One stage a rank is what one expects.
     """
-    names = [name for name in varying(rows) if not (name == "chunks" and row[name] == 1)]
+    names = [name for name in varying(rows) if row[name] is not None and (name, row[name]) != ("chunks", 1)]
     parts = [f"{letter}={row[axis]}" for letter, axis in (("K", K), ("M", M)) if len(values(rows, axis)) > 1]
     parts += [str(row[name]) if isinstance(row[name], str) else f"{name}={row[name]}" for name in names]
     label = shortened(" ".join(parts) or f"K={row[K]} M={row[M]}")

@@ -40,6 +40,9 @@ _MOST_GROUPS = 3
 
 _SETTINGS = ("recompute", "recompute_budget")
 
+_LABEL_WIDTH, _LABEL_HEIGHT = 36.0, 14.0
+"""Room of a label in the picture's own units."""
+
 
 def recompute_picture(rows: Sequence[Row]) -> Picture | None:
     """Draw memory against time, and activations against M; None where points do not differ in how they recompute."""
@@ -104,8 +107,6 @@ def _draw(left: "Axes", right: "Axes", rows: Sequence[Row], budgets: Sequence[fl
             for row, x, y in zip(own, across, up, strict=True):
                 face = PAPER if row["oversubscribed"] else colour
                 axes.plot([x], [y], marker, color=colour, markerfacecolor=face, markersize=6, zorder=3)
-        for row, x, y in zip(own, at_s, peaks, strict=True):
-            left.annotate(f"M={row[M]}", (x, y), (4, 4), textcoords="offset points", fontsize=7, color=MUTED)
     curve = dict[int, int]()
     for row in rows:  # cuts and the largest rank differ between settings, and so does GPipe's count of them
         if row["activations_gpipe_bytes"] is not None:
@@ -116,6 +117,18 @@ def _draw(left: "Axes", right: "Axes", rows: Sequence[Row], budgets: Sequence[fl
     right.minorticks_off()
     for axes in (left, right):
         axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+    _label_counts(left, rows)
+
+
+def _label_counts(axes: "Axes", rows: Sequence[Row]) -> None:
+    """Write M beside the points, but not over another point's: those follow along the line."""
+    taken = list[tuple[float, float]]()
+    for row in sorted(rows, key=lambda row: (-row["peak_memory_bytes"], row["step_s"])):
+        place = (row["step_s"] * 1e3, row["peak_memory_bytes"] / MIB)
+        x, y = axes.transData.transform(place)
+        if all(abs(x - other_x) > _LABEL_WIDTH or abs(y - other_y) > _LABEL_HEIGHT for other_x, other_y in taken):
+            axes.annotate(f"M={row[M]}", place, (4, 4), textcoords="offset points", fontsize=7, color=MUTED)
+            taken.append((x, y))
 
 
 def _by_setting(rows: Sequence[Row]) -> dict[str, list[Row]]:
