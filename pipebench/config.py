@@ -695,10 +695,7 @@ def _check_budget(config: RunConfig) -> None:
     budget = config.recompute_budget
     if config.recompute != Recompute.BUDGET.value:
         if budget is not None:
-            told = (
-                f"null with recompute={config.recompute}: only budget keeps one (one_of of an experiment sweeps both)"
-            )
-            _fail("recompute_budget", budget, told)
+            _fail("recompute_budget", budget, f"null with recompute={config.recompute}: only budget keeps one")
         return
     if type(budget) not in (int, float) or not budget > 0:
         _fail("recompute_budget", budget, "MiB of activations a rank, above 0, with recompute=budget")

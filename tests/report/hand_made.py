@@ -40,6 +40,12 @@ def config(**changes: Any) -> RunConfig:
         partition="time",
         engine="pipebench",
         profile=None,
+        batch_norm="deferred",
+        recompute_budget=None,
+        evaluate_every=0,
+        evaluate_batch=None,
+        save=False,
+        load=None,
         batch=18,
         model=SyntheticConfig(
             name="synthetic", layers=2, width=8, forward_s=1.0, backward_s=2.0, weight_share=0.5, imbalance=0.0

@@ -312,7 +312,7 @@ def test_one_process_without_a_pipeline_updates_alike(micro: int) -> None:
     layers, loss = build(TIED)
     stages = {0: Stage(layers, 0, SEED, CPU, None, Loss(loss))}
     [point] = compose_grid([f"micro={micro}", "batch=11", "stages=1", "engine=single"]).points  # type: ignore[union-attr]
-    around = (sgd, alone(config), InProcessTransport(World(), 0), HostStopwatch(), unseen())
+    around = (sgd, alone(config), InProcessTransport(World(), 0), HostStopwatch(), unseen(), lambda sizes: {})
     engine = SingleProcess(Parts(point, build_schedule("gpipe", 1, micro), 0, CPU, stages, {}, *around))
     outcomes = [engine.train(step, mini_batch(TIED, step)) for step in range(4)]
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
