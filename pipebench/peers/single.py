@@ -33,10 +33,15 @@ class SingleProcess:
     def train(self, step: int, batch: MiniBatch) -> StepOutcome:
         self.update.begin(step)
         outcome = self._run(self._trained, step, batch, self.update.loss_factor)
+        for stage in self._parts.stages.values():
+            stage.batch_norms.commit()
         return dataclasses.replace(outcome, update=self.update.done)
 
     def accumulate(self, step: int, batch: MiniBatch) -> StepOutcome:
-        return self._run(self._accumulated, step, batch, probe_scale(self._parts.config.optimizer))
+        outcome = self._run(self._accumulated, step, batch, probe_scale(self._parts.config.optimizer))
+        for stage in self._parts.stages.values():
+            stage.batch_norms.forget()
+        return outcome
 
     def gradients(self) -> dict[int, list[Tensor]]:
         return gradients_of(self.layers)

@@ -17,7 +17,7 @@ from pipebench.schedule.action import Action, Op, Row, Schedule
 from pipebench.schedule.builders import SCHEDULES, Recompute, with_recompute
 from pipebench.schedule.catalogue import ZB_AUTO, build
 from pipebench.schedule.greedy import Habits, Rounds, Task, by_events, by_habits, by_plan, by_rounds, within
-from pipebench.schedule.memory import StageActivations, peak_activation_bytes
+from pipebench.schedule.memory import StageActivations, most_activation_bytes
 from pipebench.schedule.simulate import Costs, simulate
 from pipebench.trace import Trace
 
@@ -173,7 +173,7 @@ def _fused(row: Row, stages: Sequence[int]) -> list[Action]:
 
 def _judge(task: Task, schedule: Schedule, objective: Callable[[Trace], float]) -> _Judged:
     schedule = with_recompute(schedule, task.recompute)
-    peak = max(peak_activation_bytes(schedule, task.activations))
+    peak = max(most_activation_bytes(schedule, row, task.activations) for row in schedule.rows)
     if not within(peak, task.limit_bytes):
         return _Judged(schedule, math.inf, peak)
     return _Judged(schedule, objective(simulate(schedule, task.costs, task.transfer_s)), peak)

@@ -3,9 +3,17 @@
 import pytest
 from cases import GRID, NAMES, actions, make
 
-from pipebench.schedule.action import Schedule
+from pipebench.schedule.action import Op, Schedule
 from pipebench.schedule.builders import Recompute, with_optimizer
-from pipebench.schedule.memory import StageActivations, held_bytes, peak_activation_bytes, peak_in_flight
+from pipebench.schedule.catalogue import build
+from pipebench.schedule.memory import (
+    Peak,
+    StageActivations,
+    held_bytes,
+    most_activation_bytes,
+    peak_activation_bytes,
+    peak_in_flight,
+)
 
 TEN = StageActivations(full_bytes=10, input_bytes=3)
 HUNDRED = StageActivations(full_bytes=100, input_bytes=30)
@@ -62,3 +70,12 @@ def test_zb_h1_takes_the_memory_of_1f1b_and_zb_h2_almost_twice_that(num_stages: 
     h2 = peak_activation_bytes(make("zb_h2", num_stages, num_micro_batches), one)
     assert h1 == [num_stages] * num_stages
     assert h2 == [2 * num_stages - 1] * num_stages
+
+
+def test_the_most_activations_may_be_held_before_the_gradients_make_a_peak() -> None:
+    """A limit on activations holds at any time, not only when activations and gradients together are at their most."""
+    schedule = build("gpipe", 1, 2)
+    kept = StageActivations(3.0, 0.0, first_peaks={Op.BACKWARD: Peak(1.0, 10.0)}, gradient_bytes={Op.BACKWARD: 10.0})
+    [at_the_peak] = peak_activation_bytes(schedule, [kept])
+    assert most_activation_bytes(schedule, schedule.rows[0], [kept]) >= 6.0
+    assert most_activation_bytes(schedule, schedule.rows[0], [kept]) >= at_the_peak

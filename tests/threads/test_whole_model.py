@@ -1,11 +1,12 @@
 """The engines without a pipeline: who takes which micro-batch, and one process against plain PyTorch."""
 
+import dataclasses
 from itertools import chain
 
 import pytest
 import torch
 from in_process import InProcessTransport, World
-from plain import MODELS, SEED, TRANSFORMER, assert_identical, build, gradients, mini_batch, plain_backward
+from plain import MLP, MODELS, SEED, TRANSFORMER, assert_identical, build, gradients, mini_batch, plain_backward
 from ranks import CPU, alone, sgd, unseen
 from torch import nn
 
@@ -135,3 +136,15 @@ def test_a_recompute_moves_no_statistics_of_batch_norm(deferred: bool) -> None:
     for plain, recomputed in zip(moved("never"), moved("always"), strict=True):
         assert torch.equal(plain, recomputed)
         assert float(plain.abs().sum()) > 0
+
+
+def test_one_process_moves_deferred_statistics_once_a_step_and_not_when_it_only_accumulates() -> None:
+    layers, loss = build(dataclasses.replace(MLP, norm="batch"))
+    around = (sgd, alone(), InProcessTransport(World(), 0), HostStopwatch(), unseen(), lambda sizes: {})
+    stages = {0: Stage(layers, 0, SEED, CPU, None, Loss(loss))}
+    engine = SingleProcess(Parts(config(4, "always"), build_schedule("gpipe", 1, 4), 0, CPU, stages, {}, *around))
+    engine.accumulate(0, mini_batch(MLP))
+    assert [int(layer.norm.num_batches_tracked) for layer in layers[1:-1]] == [0, 0, 0]
+    engine.train(0, mini_batch(MLP))
+    assert [int(layer.norm.num_batches_tracked) for layer in layers[1:-1]] == [1, 1, 1]
+    assert all(float(layer.norm.running_mean.abs().sum()) > 0 for layer in layers[1:-1])
